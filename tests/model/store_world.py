@@ -29,6 +29,7 @@ from model.programs import Program, a_seed, a_share, one_of, rule, rules_of, sam
 from model.topic_model import Known, Refused, TopicModel
 from model.ways import Asked, Seen, ask_everything
 from penstock import Draft, EventQuery, Journal, ManualClock, limits
+from penstock.core.clock import from_ms
 from penstock.core.entity import states
 from penstock.core.journal import following
 from penstock.core.journal.from_arrow import blocks
@@ -462,6 +463,15 @@ class StoreWorld:
         model = self._model(topic)
         same("compact_keys", self.journal.topic(topic).compact_keys(), model.compact_keys())
         self._keep(model)
+
+    @rule(3, topic=one_of("a", "a", "b"), count=one_of(1, 2, 9), seed=a_seed)
+    def erase(self, topic: str, count: int, seed: int) -> None:
+        model = self._model(topic)
+        if topic in self.topics and model.events:
+            chosen = random.Random(seed).sample(sorted(model.events), min(count, len(model.events)))
+            report = self.journal.topic(topic).erase(chosen, by="ada")
+            same("erase", report.events, model.erase(chosen, from_ms(self.clock.now_ms()).isoformat(), "ada"))
+            self._keep(model)
 
     def _keep(self, model: TopicModel) -> None:
         if model.name in self.topics:

@@ -211,6 +211,18 @@ class TopicModel:
         self.trimmed, self.trimmed_ms = through, self.recorded_ms
         return len(gone)
 
+    def erase(self, seqs: list[int], at: str, by: str) -> int:
+        """Leaves the places of events, and nothing that they said."""
+        fresh = [seq for seq in seqs if "erased-at" not in self.events[seq].headers]
+        for known in map(self.events.__getitem__, fresh):
+            known.payload = known.key = known.scope = None
+            known.headers, known.tags = {"erased-at": at, "erased-by": by}, ()
+        self.dedups = {dedup: known for dedup, known in self.dedups.items() if known.seq not in seqs}
+        for key, seq in self.newest.items():
+            if seq in fresh:
+                self.newest[key] = max((known.seq for known in self.events.values() if known.key == key), default=0)
+        return len(fresh)
+
     def compact_keys(self) -> int:
         newest = {known.key: seq for seq, known in sorted(self.events.items()) if known.key is not None}
         gone = [
