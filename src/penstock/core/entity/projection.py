@@ -37,7 +37,7 @@ from weakref import WeakKeyDictionary
 
 import msgspec
 
-from penstock.core.events import Event
+from penstock.core.events import ERASED_AT, Event
 from penstock.core.journal.blocks import Block
 from penstock.core.journal.index.memtable import Piece
 from penstock.core.names import check_kind, is_whole
@@ -305,10 +305,10 @@ class Fold(Generic[P]):
         return frozenset(self._steps)
 
     def fold_events(self, state: P, events: Iterable[Event]) -> P:
-        """Changes a state by events, one by one."""
+        """Changes a state by events, one by one; an erased event says nothing to a handler."""
         steps = self._steps
         for event in events:
-            for step in steps.get(event.kind, ()):
+            for step in () if event.erased else steps.get(event.kind, ()):
                 try:
                     step(state, event)
                 except Exception as error:
@@ -322,7 +322,8 @@ class Fold(Generic[P]):
         for block, rows in pieces:
             if not len(rows):
                 continue
-            self.fold_rows(block, rows, [state] * len(rows))
+            told = not_erased(block, rows)
+            self.fold_rows(block, told, [state] * len(told))
             first, last = first or block.seq(rows[0]), block.seq(rows[-1])
             count += len(rows)
         return first, last, count
@@ -374,6 +375,13 @@ class Fold(Generic[P]):
     def _explain(self, error: Exception, step: _Step, event: Event) -> None:
         name = f"{self.projection.__qualname__}.{step.handler.__name__}"
         error.add_note(f"in projection handler {name}, for event {event.seq} of topic {event.topic!r} ({event.kind!r})")
+
+
+def not_erased(block: Block, rows: Sequence[int]) -> Sequence[int]:
+    """Returns those of some rows of a block whose events are not erased."""
+    if not block.may_have_header(ERASED_AT):
+        return rows
+    return [row for row in rows if ERASED_AT not in block.headers(row)]
 
 
 _folders: WeakKeyDictionary[type[Any], tuple[list[Schema | None], Fold[Any]]] = WeakKeyDictionary()

@@ -13,7 +13,7 @@ import msgspec
 
 from penstock.core.consuming.subscription import LiveIterator
 from penstock.core.engine.contract import Snapshot, WriteTx
-from penstock.core.entity.projection import Declared, Fold, Projection, check_projection, folder_of
+from penstock.core.entity.projection import Declared, Fold, Projection, check_projection, folder_of, not_erased
 from penstock.core.events import Event
 from penstock.core.journal import keys
 from penstock.core.journal.blocks import Block, text_values
@@ -693,7 +693,8 @@ class _Rebuild:
                 live[2] = seq
                 own.append(row)
                 states.append(live[0])
-        self._folder.fold_rows(block, own, states)
+        told = not_erased(block, own)  # an erased event has no key: where some are left out, all states are the topic's
+        self._folder.fold_rows(block, told, states[: len(told)])
         return len(rows)
 
     def _load(self, key: str | None) -> list[Any] | None:

@@ -389,10 +389,12 @@ class _Erasing:
         self._topic_id = record.topic_id
         for remove in self._core.erase_messages:
             self._tally.messages += remove(self._topic, self._positions, self._whole)
-        self._rewrite_blocks()
+        with self._core.housekeeper.in_turn():  # housekeeping may be making summaries of blocks that it has read before
+            self._rewrite_blocks()
+            if self._whole:
+                self._blank_rows()
         self._rewrite_files()
         if self._whole:
-            self._blank_rows()
             self._forget_dedups()
         for find in self._core.find_copies:
             for topic, positions in find(self._topic, self._positions):

@@ -86,6 +86,10 @@ class Housekeeper(Background):
         self._reclaiming = True
         self._wake()
 
+    def in_turn(self) -> threading.Lock:
+        """Returns the lock that is held while blocks and the rows about them are exchanged."""
+        return self._turn
+
     def clear_dropped(self) -> None:
         """Clears the rows of dropped topics away now."""
         with self._turn:

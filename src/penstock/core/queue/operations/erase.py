@@ -132,7 +132,7 @@ def find_copies(registry: QueueRegistry, topic: str, positions: Sequence[int]) -
     ids: set[str | None] = set()
     with registry.core.engine.read() as snap:
         view = TopicView.open(snap, topic)
-        if view is not None:
+        if view is not None and TopicView.open(snap, topic + SUFFIX) is not None:
             ids = {event.id for event in map(view.get, positions) if event is not None}
         for letter in _letters(registry, snap, topic):
             if _is_among(_origin_seq(letter), positions):
