@@ -257,3 +257,39 @@ def test_what_follows_a_file_behind_a_large_block_is_looked_up(
             assert seqs(other.topic("orders").read(key="k1")) == [1, 3, 5]
             assert seqs(other.topic("orders").read(tags="late")) == [5]
             assert other.topic("orders").position_of("k1") == 5
+
+
+@on("sqlite")
+def test_small_files_of_bulk_writes_are_joined(journal: Journal, topic: Topic, lake: Path) -> None:
+    core = local(journal).backend.core
+    expected: list[Row] = []
+    for job in range(8):
+        bulk_append(journal, lake, more := rows(30, len(expected)), job=f"{job}")
+        expected += more
+    topic.append_many(drafts(more := rows(20, len(expected), "hot")))
+    expected += more
+    before = list(topic.read())
+    reading = topic.read()
+    first = next(reading)
+    seal_topic(core, "orders", lake=str(lake), through=240, compact=True)
+    assert [first, *reading] == before, "a reader that had begun goes on in the files of before"
+    assert list(topic.read()) == before, "positions, ids and times stay"
+    check_holds(topic, expected)
+    seal_topic(core, "orders", lake=str(lake), through=240, compact=True)
+    files = [path.relative_to(lake / "orders") for path in lake.rglob("*.parquet*")]
+    [joined] = [path for path in files if not path.name.startswith("_")]
+    assert [path.name for path in files if path != joined] == [f"_{joined.name}.keys"], (
+        "those that were joined are gone"
+    )
+    check_holds(topic, expected)
+    topic.verify()
+
+    bulk_append(journal, lake, more := rows(30, 260), job="later")
+    expected += more
+    seal_topic(core, "orders", lake=str(lake), compact=True)
+    assert joined in [path.relative_to(lake / "orders") for path in lake.rglob("*.parquet")], "it is the larger one"
+    check_holds(topic, expected)
+    topic.erase([7, 150])
+    for at in (6, 149):
+        expected[at] = (expected[at][0], None, None)
+    check_holds(topic, expected)

@@ -232,11 +232,11 @@ class TopicView:
             yield Stretch(after, through, in_files=False)
 
     def bulk_segments(self, after: int, through: int, *, reverse: bool = False) -> Iterator[Segment]:
-        """The segments with events in after < position ≤ through that bulk writes made; no index covers them."""
+        """The segments of bulk writes with events in after < position ≤ through; no index covers them."""
         after, through = max(after, self.state().trimmed), min(through, self.state().referred)
         if after < through:
             for segment in (load_segments_back if reverse else load_segments)(self.snap, self.topic_id, after, through):
-                if segment.by_reference:
+                if segment.filtered:
                     yield segment
 
     def blocks_to_index(self, after: int, through: int) -> Iterator[Block]:

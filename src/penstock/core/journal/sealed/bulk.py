@@ -11,16 +11,12 @@ import zlib
 from collections.abc import Iterable, Iterator
 from functools import partial
 
-import msgspec
-import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from penstock.core.durable import as_storage_error
 from penstock.core.journal.blocks import Block, set_positions
 from penstock.core.journal.from_arrow import wire_of
-from penstock.core.journal.index.runs import BloomFilter
 from penstock.core.journal.sealed.columns import TypedColumns
 from penstock.core.journal.sealed.files import open_lake
 from penstock.core.journal.sealed.referring import BulkTarget, FileName
@@ -29,10 +25,16 @@ from penstock.core.journal.sealed.segments import (
     KEYS_SUFFIX,
     NewSegment,
     Pieces,
-    SegmentKeys,
     packed_pieces,
 )
-from penstock.core.journal.sealed.writing import GROUP_ROWS, open_parquet, piece_ends, put_whole, sealed_batch
+from penstock.core.journal.sealed.writing import (
+    GROUP_ROWS,
+    key_filters,
+    open_parquet,
+    piece_ends,
+    put_whole,
+    sealed_batch,
+)
 from penstock.core.journal.summaries import summary_of
 from penstock.core.journal.to_arrow import arrow_schema
 from penstock.core.names import shown_url
@@ -46,7 +48,6 @@ _FILE_BYTES = 128 << 20
 TYPED = "typed "
 """The prefix of the names of columns that are typed columns of files."""
 _UNTYPED = TypedColumns("")
-_encode = msgspec.msgpack.Encoder().encode
 
 
 def write_files(
@@ -151,7 +152,7 @@ class _BulkFile:
         data = self._out.getvalue()
         crc, pieces = _checksums(data)
         path = f"{self._target.topic}/{path}"
-        keys, filters = _filters_of(self._group_keys)
+        keys, filters = key_filters(self._group_keys)
         with as_storage_error(f"write {path} in {shown_url(self._target.lake)}"):
             if keys is not None:
                 _put(self._target, path + KEYS_SUFFIX, filters)
@@ -171,25 +172,6 @@ class _BulkFile:
             keys,
             self._target.columns,
         )
-
-
-def _filters_of(groups: list[pa.ChunkedArray]) -> tuple[SegmentKeys | None, bytes]:
-    """Returns the summary of the keys of row groups, and the file of their filters; None when no event has a key."""
-    coded = pa.chunked_array([chunk for group in groups for chunk in group.chunks]).combine_chunks().dictionary_encode()
-    known = coded.dictionary
-    if not len(known):
-        return None, b""
-    ends = pc.min_max(known)
-    hashes = np.fromiter(map(zlib.crc32, known.cast(pa.binary()).to_pylist()), dtype=np.uint32, count=len(known))
-    codes = np.asarray(coded.indices.fill_null(len(known)))
-    at, filters = 0, []
-    for group in groups:
-        held = np.zeros(len(known) + 1, dtype=bool)
-        held[codes[at : at + len(group)]] = True
-        filters.append(BloomFilter.packed(hashes[held[:-1]]))
-        at += len(group)
-    encoded = _encode(filters)
-    return SegmentKeys(len(encoded), zlib.crc32(encoded), ends["min"].as_py(), ends["max"].as_py()), encoded
 
 
 def _united(known: set[str] | None, more: tuple[str, ...] | None) -> set[str] | None:

@@ -24,7 +24,6 @@ from penstock.core.events import format_id
 from penstock.core.journal.blocks import Block, block_of_rows, read_block, set_positions
 from penstock.core.journal.index.runs import BloomFilter
 from penstock.core.journal.sealed.segments import (
-    KEYS_SUFFIX,
     SealedFiles,
     Segment,
     SegmentFile,
@@ -193,7 +192,7 @@ class SealedSegment:
         """For each row group, which keys are certainly not in it."""
         known = self._segment.keys
         assert known is not None
-        path = self._segment.path + KEYS_SUFFIX
+        path = self._segment.keys_path
         filesystem, root = open_lake(self._segment.lake)
         try:
             with filesystem.open_input_file(f"{root}/{path}") as opened:

@@ -31,7 +31,7 @@ from typing import TypeAlias
 
 from msgspec.structs import replace
 
-from penstock.core.clock import to_ms
+from penstock.core.clock import from_ms, to_ms
 from penstock.core.durable import as_storage_error
 from penstock.core.engine.contract import Snapshot
 from penstock.core.journal.blocks import Block
@@ -239,9 +239,7 @@ class _Sealing:
             for old in segments:
                 if trimmed >= old.last:
                     continue
-                columns = old.columns if old.by_reference else self.settings.columns
-                target = self._target()._replace(columns=columns)
-                new = write_segment(self.core.engine, target, max(old.first - 1, trimmed), old.last, change)
+                new = write_segment(self.core.engine, self._target(old), max(old.first - 1, trimmed), old.last, change)
                 if changed():
                     self.core.run(partial(self._swap, [old], new, adopt=adopt))
                 else:  # it was written anew before, by an erasure that was cut off
@@ -337,9 +335,10 @@ class _Sealing:
     def _segments(self, ranges: list[Range]) -> Generator[Segment]:
         yield from self.write(self._target(), ranges)
 
-    def _target(self) -> SealTarget:
-        columns, partition_by = self.settings.columns, self.settings.partition_by
-        return SealTarget(self.topic, self.lake, self.token, columns, partition_by)
+    def _target(self, of: Segment | None = None) -> SealTarget:
+        """The place and the form of new files; `of`: a segment whose events they hold again."""
+        columns = of.columns if of is not None and of.filtered else self.settings.columns
+        return SealTarget(self.topic, self.lake, self.token, columns, self.settings.partition_by)
 
     def _write(self, target: SealTarget, ranges: list[Range]) -> Iterator[Segment]:
         """Writes the files, several at once, and hands them over in order."""
@@ -391,7 +390,8 @@ class _Sealing:
             trimmed = view.state().trimmed
         if trimmed >= old[0].last:
             return  # compacted meanwhile: the rest waits for the next seal
-        new = write_segment(self.core.engine, self._target(), max(old[0].first - 1, trimmed), old[-1].last)
+        begin, filtered = max(old[0].first - 1, trimmed), old[0].filtered
+        new = write_segment(self.core.engine, self._target(old[0]), begin, old[-1].last, filtered=filtered)
         self.core.run(partial(self._swap, old, new))
 
     def _swap(
@@ -464,16 +464,32 @@ def first_step(ranges: list[Range], most: int) -> tuple[list[Range], int]:
 
 
 def plan_merges(snap: Snapshot, topic_id: int, trimmed: int, lake: str, file_events: int) -> list[list[Segment]]:
-    """Neighbours of one day that fit into one file together."""
+    """Neighbours of one day that fit into one file together.
+
+    Files of bulk writes are joined among themselves, where none has more than half of the events: each time that an
+    event is written again, its file has grown to the double.
+    """
     found: list[list[Segment]] = []
     run: list[Segment] = []
     for segment in load_segments(snap, topic_id, trimmed):
-        fits = run and (run[-1].day, run[-1].lake, run[-1].last + 1) == (segment.day, segment.lake, segment.first)
+        fits = run and run[-1].last + 1 == segment.first and _kind_of(run[-1]) == _kind_of(segment)
         values = {part.folder for one in [*run, segment] for part in one.parts}
         many = sum(one.count for one in run) + segment.count > file_events
         if not fits or many or len(values) > MAX_PARTITION_VALUES:
             found.append(run)
             run = []
-        if segment.lake == lake and not segment.by_reference:  # those of bulk writes stay: each byte is written once
+        if segment.lake == lake:
             run.append(segment)
-    return [run for run in [*found, run] if len(run) > 1]
+    return [run for run in [*found, run] if len(run) > 1 and (not run[0].filtered or _doubles(run))]
+
+
+def _kind_of(segment: Segment) -> tuple[str, str, bool, str]:
+    """What segments have in common that may be joined: the lake, the day, filters of the keys, and the columns."""
+    day = segment.day.rpartition("/")[2]
+    if segment.by_reference:
+        day = f"date={from_ms(segment.recorded_ms):%Y-%m-%d}"
+    return segment.lake, day, segment.filtered, segment.columns
+
+
+def _doubles(run: list[Segment]) -> bool:
+    return 2 * max(one.count for one in run) <= sum(one.count for one in run)

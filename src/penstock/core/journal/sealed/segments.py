@@ -85,6 +85,12 @@ class SegmentKeys(msgspec.Struct, frozen=True, array_like=True):
 KEYS_SUFFIX = ".keys"
 
 
+def keys_beside(path: str) -> str:
+    """Returns the path of the filters of the keys of a file that other programs see: they skip it."""
+    folder, _, name = path.rpartition("/")
+    return f"{folder}/_{name}{KEYS_SUFFIX}"
+
+
 class NewSegment(msgspec.Struct, frozen=True, array_like=True):
     """A Parquet file that a task has written, and that becomes a segment when a commit refers to it."""
 
@@ -166,26 +172,36 @@ class Segment(msgspec.Struct, frozen=True, array_like=True):
     keys: SegmentKeys | None = None
     """The summary of its keys; the index covers those of other segments."""
     columns: str = ""
-    """The typed columns of a bulk segment; the files of others say it."""
+    """The typed columns of a bulk segment, and of what bulk segments were joined to; the files of others say it."""
 
     @property
     def by_reference(self) -> bool:
         """True if a bulk write made it: its file has no positions, ids and recording times."""
         return bool(self.base_id)
 
+    @property
+    def filtered(self) -> bool:
+        """True if its events came in bulk writes: its own filters find their keys, and no index does."""
+        return self.by_reference or self.keys is not None
+
+    @property
+    def keys_path(self) -> str:
+        """The path of the file of its filters, where it has filters."""
+        return self.path + KEYS_SUFFIX if self.by_reference else keys_beside(self.path)
+
     def may_hold(self, key: str) -> bool:
-        """Returns True if events of a bulk segment may have a key."""
+        """Returns True if events of a filtered segment may have a key."""
         return self.keys is not None and self.keys.low <= key <= self.keys.high
 
     @property
     def paths(self) -> list[str]:
         """Everything that lies in the lake for it."""
-        beside = [] if self.keys is None else [self.path + KEYS_SUFFIX]
+        beside = [] if self.keys is None else [self.keys_path]
         return [*(file.path for file in self.files), *beside]
 
     @property
     def day(self) -> str:
-        """The folder of its day."""
+        """The folder of its day; of a bulk segment, the folder of its job."""
         return self.path.rpartition("/")[0]
 
     @property

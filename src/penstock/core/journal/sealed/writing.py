@@ -21,6 +21,7 @@ from penstock.core.clock import from_ms
 from penstock.core.durable import copy_permissions, make_folder, move_into_place
 from penstock.core.engine.contract import Engine, Snapshot
 from penstock.core.journal.blocks import Block
+from penstock.core.journal.index.runs import BloomFilter
 from penstock.core.journal.reading import TopicView
 from penstock.core.journal.sealed.columns import Partition, TypedColumns, text_and_bytes
 from penstock.core.journal.sealed.files import column_ends, open_lake
@@ -30,7 +31,9 @@ from penstock.core.journal.sealed.segments import (
     Pieces,
     SealMarker,
     Segment,
+    SegmentKeys,
     SegmentPart,
+    keys_beside,
     packed_pieces,
 )
 from penstock.core.journal.to_arrow import arrow_schema, coalesce, record_batch
@@ -84,11 +87,18 @@ def compacted(topic: str) -> ConfigError:
 
 
 def write_segment(
-    engine: Engine, target: SealTarget, after: int, through: int, change: Callable[[Block], Block] = lambda block: block
+    engine: Engine,
+    target: SealTarget,
+    after: int,
+    through: int,
+    change: Callable[[Block], Block] = lambda block: block,
+    *,
+    filtered: bool = False,
 ) -> Segment:
     """Writes the events of a range into one file or one per value, reads them back, and gives them their names.
 
-    `change`: what becomes of each block on its way, with the same positions.
+    `change`: what becomes of each block on its way, with the same positions. `filtered`: no index covers the events,
+    and the one file gets filters of the keys.
     """
     topic = target.topic
     with engine.read() as snap:
@@ -101,20 +111,60 @@ def write_segment(
         file = f"{after + 1:020d}-{through:020d}-{target.token}.parquet"
         typed = TypedColumns(target.columns)
         partition = Partition(target.partition_by, topic, target.lake) if target.partition_by else None
+        keys: list[pa.ChunkedArray] = []
         with _SegmentWriter(target.lake, folder, file, pa.schema([*sealed_schema(), *typed.schema])) as writer:
             for group in _grouped(_batches(view, after, through, typed, partition, change)):
-                writer.add(pa.Table.from_batches(group), partition)
+                rows = pa.Table.from_batches(group)
+                writer.add(rows, partition)
+                if filtered:
+                    keys.append(rows.column("key"))
     tally = writer.total
     if state.compacted <= after and (tally.count, tally.first, tally.last) != (through - after, after + 1, through):
         raise Corrupt("events are missing that were to be sealed", topic=topic, seq=after + 1)
+    summary, filters = key_filters(keys) if keys else (None, b"")
+    if summary is not None:
+        filesystem, root = open_lake(target.lake)
+        beside = f"{root}/{keys_beside(f'{folder}/{file}')}"
+        put_whole(filesystem, beside, filters, partial=f"{beside}.part", store=engine.location)
     parts = writer.finish(engine.location, topic)
     size, crc = sum(one.size for one in parts), 0 if partition else parts[0].crc
     kept = tuple(parts) if partition else ()
     path = f"{folder}/{file}"
     pieces = NO_PIECES if partition else parts[0].pieces
     return Segment(
-        after + 1, through, tally.count, target.lake, path, size, crc, tally.binary, typed.unfit, kept, pieces
+        after + 1,
+        through,
+        tally.count,
+        target.lake,
+        path,
+        size,
+        crc,
+        tally.binary,
+        typed.unfit,
+        kept,
+        pieces,
+        keys=summary,
+        columns=target.columns if filtered else "",
     )
+
+
+def key_filters(groups: list[pa.ChunkedArray]) -> tuple[SegmentKeys | None, bytes]:
+    """Returns the summary of the keys of row groups, and the file of their filters; None when no event has a key."""
+    coded = pa.chunked_array([chunk for group in groups for chunk in group.chunks]).combine_chunks().dictionary_encode()
+    known = coded.dictionary
+    if not len(known):
+        return None, b""
+    ends = pc.min_max(known)
+    hashes = np.fromiter(map(zlib.crc32, known.cast(pa.binary()).to_pylist()), dtype=np.uint32, count=len(known))
+    codes = np.asarray(coded.indices.fill_null(len(known)))
+    at, filters = 0, []
+    for group in groups:
+        held = np.zeros(len(known) + 1, dtype=bool)
+        held[codes[at : at + len(group)]] = True
+        filters.append(BloomFilter.packed(hashes[held[:-1]]))
+        at += len(group)
+    encoded = msgspec.msgpack.encode(filters)
+    return SegmentKeys(len(encoded), zlib.crc32(encoded), ends["min"].as_py(), ends["max"].as_py()), encoded
 
 
 class _SegmentWriter:
