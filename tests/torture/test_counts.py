@@ -1,6 +1,7 @@
-"""What an operation costs in calls and bytes, exactly: noise can neither hide nor fake a change here.
+"""What an operation costs in calls and bytes: noise can neither hide nor fake a change here.
 
-A number that is right and other than here is written here, with the change that made it so.
+Syncs, requests and objects are exact. Bytes are a multiple of what the engine alone writes for a row of that size, and
+engine calls have a limit: both leave room for another structure, and none for twice the work.
 """
 
 from __future__ import annotations
@@ -28,15 +29,18 @@ from torture.recorder import mark
 root, scheme = Path(sys.argv[1]), sys.argv[2]
 with penstock.open(f"{scheme}:{root / 'store'}") as journal:
     topic, queue = journal.topic("t"), journal.queue("q")
+    noise = random.Random(1)  # bytes that no compression makes smaller
     journal._core.housekeeper.request = lambda topic: None
     for _ in range(4):
         topic.append("warm", 1)
         queue.push("warm")
         queue.take(wait=0).ack()
     for _ in range(20):
+        mark(begin="row")
+        with journal._engine.write() as tx:
+            tx.put(b"\\xff", noise.randbytes(100))
         mark(begin="append")
         topic.append("kind", "x" * 100)
-    noise = random.Random(1)  # bytes that no compression makes smaller
     for _ in range(5):
         mark(begin="batch")
         topic.append_many([penstock.Draft("kind", noise.randbytes(100)) for _ in range(1000)])
@@ -56,16 +60,10 @@ SYNCS = {
     "rocksdb": {"append": 1, "batch": 1, "push": 1, "take": 0, "ack": 1},
 }
 """Syncs of one operation."""
-FRAME = 24 + 4096
-"""A page in sqlite's log."""
-BYTES = {
-    "sqlite": {"append": 2 * FRAME, "push": 2 * FRAME},
-    "file": {"append": 227, "batch": 100_233, "push": 137},
-    "rocksdb": {"append": 210, "batch": 100_230, "push": 119},
-}
-"""What an operation writes: an event of 100 bytes, a thousand of them with what is said of their range, a message of 7
-bytes. How many pages a batch takes in sqlite is its to say; what takes and acks write holds the names of a machine and
-a process."""
+BYTES = {"append": 1.6, "push": 1.2}
+"""How many times the bytes of a row of 100 bytes an operation may write: an event of 100 bytes, a message of 7."""
+BATCH_BYTES = 1.1
+"""How many times its payloads a batch of a thousand events may write, where no pages are written."""
 
 
 @pytest.mark.skipif(compiler() is None, reason=NO_COMPILER)
@@ -90,8 +88,10 @@ def test_syncs_and_bytes_of_every_operation(tmp_path: Path, scheme: str) -> None
     for name, count in SYNCS[scheme].items():
         seen = Counter(syncs[name].values()).most_common(1)[0][0]
         assert seen == count, f"{name}: {syncs[name]}"
-    most_common = {name: Counter(written[name]).most_common(1)[0][0] for name in BYTES[scheme]}
-    assert most_common == BYTES[scheme], written
+    usual = {name: Counter(each).most_common(1)[0][0] for name, each in written.items()}
+    for name, multiple in BYTES.items():
+        assert 0 < usual[name] <= multiple * usual["row"], (name, usual)
+    assert scheme == "sqlite" or usual["batch"] <= BATCH_BYTES * 100_000, usual
 
 
 class Counting:
@@ -129,20 +129,17 @@ def test_engine_calls_of_a_take_and_an_ack() -> None:
             assert delivery is not None
             delivery.ack()
         counting = Counting(journal)
-        seen = []
+        seen = Counter[tuple[int, int]]()
         for _ in range(20):
             counting.calls.clear()
             delivery = queue.take(wait=0)
-            took = dict(counting.calls)
+            took = counting.calls.total()
             counting.calls.clear()
             assert delivery is not None
             delivery.ack()
-            seen.append((took, dict(counting.calls)))
-        assert Counter(map(repr, seen)).most_common(1)[0][0] == repr((TAKE, ACK)), seen
-
-
-TAKE: dict[str, int] = {"put": 2}
-ACK: dict[str, int] = {"delete": 1, "put": 1}
+            seen[took, counting.calls.total()] += 1
+        ((took, acked), _) = seen.most_common(1)[0]
+        assert took <= 2 and acked <= 2, seen  # a lease and a counter
 
 
 def test_requests_of_a_buffer_batch(tmp_path: Path) -> None:

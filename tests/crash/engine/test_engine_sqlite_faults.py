@@ -128,7 +128,7 @@ def dead_store(folder: Path) -> tuple[Path, list[State]]:
     for number in range(8):
         with engine.write() as tx:
             tx.put(b"one", b"%d" % number)
-            tx.put(b"k%d" % number, bytes([number]) * 20_000)
+            tx.put(b"k%d" % number, bytes([number]) * 9_000)
             tx.put(b"two", b"%d" % number)
         states.append(state(engine))
     shutil.copytree(folder / "live", folder / "dead", ignore=shutil.ignore_patterns("*-shm"))
