@@ -27,6 +27,20 @@ def test_every_package_says_what_lives_in_it() -> None:
     assert silent == []
 
 
+def test_every_package_of_the_core_names_its_modules() -> None:
+    core = SOURCE / "penstock" / "core"
+    unnamed = []
+    for package in (path.parent for path in MODULES if path.name == "__init__.py" and path.is_relative_to(core)):
+        said = ast.get_docstring(tree(package / "__init__.py")) or ""
+        there = {path.stem for path in package.glob("*.py")} | {
+            path.parent.name for path in package.glob("*/__init__.py")
+        }
+        unnamed += [
+            f"{package.name}: {name}" for name in sorted(there - {"__init__"}) if not re.search(rf"\b{name}\b", said)
+        ]
+    assert unnamed == []
+
+
 def test_no_two_classes_have_one_name() -> None:
     places = defaultdict(list)
     for path in MODULES:

@@ -9,5 +9,8 @@
     local                              the implementation of every operation in this process
     observe, sampling                  metrics, traces, samples of a whole journal
 
+Beside these: `clock` (time), `names` (checks of names and arguments), `units` (sizes and durations as text), `durable`
+(files that survive a power cut) and `ticket` (results under way).
+
 Dependencies point one way; the layers in `pyproject.toml` name every package once.
 """

@@ -11,9 +11,10 @@
     summaries   what ranges of positions hold, so that readers skip them; in verified topics, hashes of events
     cursors     how far each named consumer has come
     bulk        events by the block, appended or staged; checking: blocks that came from elsewhere
-    upkeep/     merging small blocks, retention, compaction, dropping topics
+    upkeep/     merging small blocks, retention, compaction, erasing events, dropping topics
     moving      a whole store copied to another engine
     waking      waking readers that wait, in this process and in others; threads in the background
+    compression blocks in zstd, column by column; description: what `journal.describe()` returns
     owners      processes that hold leases and fences, and whether they live
     index/      the entity index behind `read(key=…)`: memtable, runs, merges
     sealed/     history in Parquet files of a lake

@@ -5,6 +5,8 @@ take        which messages to take, for whom and for how long
 failure     a failed attempt in words, and when its message comes again
 query       which events are wanted
 conditions  the small language of `where=`: `payload.total > 10 and kind in ('paid', 'placed')`
+reply       the headers with which a message asks that its outcome is kept
+durations   seconds, as fields of values
 plan        what a worker over a topic is to do
 arguments   the keyword arguments that several calls share
 

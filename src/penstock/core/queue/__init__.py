@@ -16,6 +16,7 @@ frontier and in none of these is settled: settling is forgetting.
     results             outcomes for those who pushed with `reply=True`
     tasks               functions as messages
     worker, schedule    workers and their middleware; periodic messages
+    metrics             the counters of queues
     upkeep              the removal of settled messages in the background
 
 Rows (`t`: the topic's id, `g`: a group's, in rows `qg` with the number of purges before it; everything big-endian):

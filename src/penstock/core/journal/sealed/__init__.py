@@ -5,6 +5,7 @@ files       reading sealed files
 sealing     `seal`: moves settled history into files, verified before the journal removes it
 referring   segments by reference: files that tasks wrote become events; sweeping those that did not
 bulk        the file that a task writes
+synced_files   files of an Iceberg table that are on disk before its catalog names them
 writing     one file: written, read back, compared, given its name; the folder it lies in
 columns     fields of payloads as typed columns; files by the values of one
 tables      sealed files as a table that others read: delta, iceberg
