@@ -41,7 +41,7 @@ def test_a_stranger_is_told_nothing_of_the_journal(guarded: Served) -> None:
 
 def test_an_empty_journal_shows_the_first_three_commands(served: Served, journal: penstock.Journal) -> None:
     page = text_of(served, "/")
-    commands = page.partition('<pre class="commands">')[2].partition("</pre>")[0].splitlines()
+    commands = page.partition('<pre class="commands"')[2].partition(">")[2].partition("</pre>")[0].splitlines()
     assert [line.split()[:2] for line in commands] == [["penstock", one] for one in ("append", "push", "tail")]
     assert all(line.endswith(f"--url {served.url}") for line in commands)
     journal.topic("orders").append("placed")
