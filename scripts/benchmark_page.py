@@ -194,12 +194,14 @@ decoders take most of the rest | yes |
 | new SQLite stores keep blocks in a table with an integer key | an append writes one page instead of two. Rounds \
 alternate with the commit before on a busy machine (load 12 to 18). CPU time with process durability: append 34.5 → \
 30.9 µs (1.11 ×), push 40.0 → 37.4 µs (1.10 ×), take + ack no change. On disk, the fastest rounds: append 78.7 → 69.7 \
-µs (1.13 ×) | yes |
+µs (1.13 ×). A read of the last ten events costs more, because each row id becomes a key again: 62 → 66 µs; a read \
+of all events costs the same | yes |
 | make no exception inside the interpreter during an append | `in` between bytes makes such exceptions, and so do \
 dictionaries with weak values. 178,000 → 162,000 instructions (callgrind) for an append | yes |
-| an append, a push and a take + ack against commit `1043499d` | alternating rounds on a busy machine with process \
-durability. Append: 0.98 × (before: 0.80 ×). Push: 0.96 ×. Take + ack: 0.97 ×. The look for lost files costs 1.7 of \
-31 µs | short of 1.0 |
+| an append, a push and a take + ack against commit `1043499d` | measured with `compare` on a busy machine (load 12), \
+21 rounds. CPU time with process durability: append 0.92 × (before: 0.80 ×), push 0.89 ×, take + ack 1.00 × (before: \
+0.90 ×). On disk: append 1.09 × (before: 0.89 ×). The look for lost files costs 1.5 of 31 µs, and handles that serve \
+stores and servers alike cost another call | short of 1.0 with process durability |
 | `len` of a fanout queue without a look at each group's record | 73 µs of CPU with 20 groups, 820 µs with 300: 2.5 \
 µs for each group, whose record must be read. Every take would have to write a stored sum | no |
 """

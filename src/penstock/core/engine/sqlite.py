@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from threading import get_ident
-from typing import Any, ClassVar, Self, TypeVar
+from typing import Any, ClassVar, Self
 
 import apsw
 
@@ -44,12 +44,12 @@ CONNECT = "PRAGMA wal_autocheckpoint=0"
 """The statement that every connection runs: the engine itself decides when the log is checkpointed."""
 COMMIT = "COMMIT"
 BEGIN_READ = "BEGIN; SELECT 1 FROM kv LIMIT 1"
+IS_MIXED = "SELECT EXISTS (SELECT 1 FROM kv WHERE k >= x'62' AND k < x'63')"
+"""Asks whether rows of `kv` lie between the keys of the numbered table, which begin with a b."""
+BEGIN_READ_NUMBERED = f"BEGIN; {IS_MIXED}"
 SYNC = "PRAGMA synchronous=FULL"
 NO_SYNC = "PRAGMA synchronous=NORMAL"
 DATA_VERSION = "PRAGMA data_version"
-
-
-K = TypeVar("K", bytes, int)
 
 
 class SqliteEngine(BaseEngine):
@@ -202,8 +202,9 @@ class SqliteEngine(BaseEngine):
                 connection = self._connect_reader()
             self._reading.add(connection)
             try:
-                connection.execute(BEGIN_READ).get  # noqa: B018 - the first read fixes the snapshot
-                reading = SqliteRead(self, begun, connection)
+                # The first read fixes the snapshot.
+                found = connection.execute(BEGIN_READ_NUMBERED if self.numbered else BEGIN_READ).get
+                reading = SqliteRead(self, begun, connection, bool(found))
             except BaseException:
                 self._reading.discard(connection)
                 connection.close(True)
@@ -472,7 +473,6 @@ GET = "SELECT v FROM kv WHERE k=?"
 PUT = "INSERT INTO kv(k,v) VALUES(?,?) ON CONFLICT(k) DO UPDATE SET v=excluded.v"
 DELETE = "DELETE FROM kv WHERE k=?"
 DELETE_RANGE = "DELETE FROM kv WHERE k>=? AND k<?"
-SCAN_ANY = "SELECT 1 FROM kv WHERE k>=? AND k<? LIMIT 1"
 SCAN = "SELECT k,v FROM kv WHERE k>=? AND k<? ORDER BY k"
 SCAN_REVERSE = "SELECT k,v FROM kv WHERE k>=? AND k<? ORDER BY k DESC"
 GET_NUMBERED = "SELECT v FROM numbered WHERE id=?"
@@ -501,13 +501,17 @@ def number_of(key: bytes) -> int:
     return first << _SECOND_BITS | second if first <= _MOST_FIRST and second <= _MOST_SECOND else _NO_NUMBER
 
 
-def key_of(number: int) -> bytes:
-    """The key of a row id."""
-    return _NUMBERED_KEY.pack(_BEFORE_NUMBERED, number >> _SECOND_BITS, number & _MOST_SECOND)
-
-
 def number_from(bound: bytes) -> int:
     """The smallest row id whose key is not before a bound, which may be any bytes."""
+    first: int
+    second: int
+    size = len(bound)  # nearly always of a key, or of its beginning
+    if size == NUMBERED_BYTES and bound[0] == NUMBERED:
+        _, first, second = _NUMBERED_KEY.unpack(bound)
+        if first <= _MOST_FIRST and second <= _MOST_SECOND:
+            return first << _SECOND_BITS | second
+    elif size == 5 and bound[0] == NUMBERED and (first := int.from_bytes(bound[1:])) <= _MOST_FIRST:
+        return first << _SECOND_BITS
     if bound <= _BEFORE_NUMBERED:
         return 0
     if bound >= _AFTER_NUMBERED:
@@ -516,7 +520,7 @@ def number_from(bound: bytes) -> int:
     if first > _MOST_FIRST:
         return _AFTER_ALL
     number = (first << _SECOND_BITS) + min(second, _MOST_SECOND + 1)
-    return number + (len(bound) > _NUMBERED_KEY.size and second <= _MOST_SECOND)
+    return number + (size > NUMBERED_BYTES and second <= _MOST_SECOND)
 
 
 def _refuse(*_: object) -> object:
@@ -526,12 +530,14 @@ def _refuse(*_: object) -> object:
 class _SqliteTransaction:
     """Reading, which read and write transactions do alike."""
 
-    __slots__ = ("_connection", "_engine", "_execute", "_scans")
+    __slots__ = ("_connection", "_engine", "_execute", "_mixed", "_scans")
 
     _engine: SqliteEngine
     _connection: apsw.Connection | None
     _execute: Callable[..., Any]
     _scans: set[apsw.Cursor]
+    _mixed: bool | None
+    """True if rows of `kv` lie between the numbered keys; None until this is asked."""
 
     def get(self, key: bytes) -> bytes | None:
         try:
@@ -553,37 +559,58 @@ class _SqliteTransaction:
             raise self._engine._explain(error) from error
 
     def scan(self, start: bytes, stop: bytes, *, reverse: bool = False) -> Iterator[tuple[bytes, bytes]]:
-        plain = SCAN_REVERSE if reverse else SCAN
-        if start >= _AFTER_NUMBERED or stop <= _BEFORE_NUMBERED or not self._engine.numbered:
-            return self._rows(plain, start, stop)
-        return self._rows_of_both(plain, start, stop, reverse)
-
-    def _rows_of_both(self, plain: str, start: bytes, stop: bytes, reverse: bool) -> Iterator[tuple[bytes, bytes]]:
-        """The rows of both tables, by their keys."""
-        try:
-            is_plain = self._execute(SCAN_ANY, (start, stop)).get is not None
-        except apsw.Error as error:
-            raise self._engine._explain(error) from error
-        statement = SCAN_NUMBERED_REVERSE if reverse else SCAN_NUMBERED
-        rows = self._rows(statement, number_from(start), number_from(stop))
-        if not is_plain:  # as nearly always, between the keys of blocks
-            for number, value in rows:
-                yield key_of(number), value
-            return
+        if not self._engine.numbered:
+            return self._rows(start, stop, reverse)
+        if start[:1] == _BEFORE_NUMBERED and stop <= _AFTER_NUMBERED:
+            if self._mixed is False or not self._is_mixed():
+                return self._numbered_rows(start, stop, reverse)
+        elif start >= _AFTER_NUMBERED or stop <= _BEFORE_NUMBERED:
+            return self._rows(start, stop, reverse)
         from heapq import merge
 
-        numbered = ((key_of(number), value) for number, value in rows)
-        yield from merge(self._rows(plain, start, stop), numbered, reverse=reverse)
+        return merge(self._rows(start, stop, reverse), self._numbered_rows(start, stop, reverse), reverse=reverse)
 
-    def _rows(self, statement: str, start: K, stop: K) -> Iterator[tuple[K, bytes]]:
-        """The rows that a statement finds between two keys of its table."""
+    def _is_mixed(self) -> bool:
+        """Returns True if rows of `kv` lie between the numbered keys."""
+        if self._mixed is None:
+            try:
+                self._mixed = bool(self._execute(IS_MIXED).get)
+            except apsw.Error as error:
+                raise self._engine._explain(error) from error
+        return self._mixed
+
+    def _numbered_rows(self, start: bytes, stop: bytes, reverse: bool) -> Iterator[tuple[bytes, bytes]]:
+        """The rows of the numbered table between two keys, with their keys."""
         if self._connection is None or self._engine._closed:
             raise transaction_is_over()
-        kind, cursor = start.__class__, self._connection.cursor()
+        cursor, pack = self._connection.cursor(), _NUMBERED_KEY.pack
+        self._scans.add(cursor)
+        statement = SCAN_NUMBERED_REVERSE if reverse else SCAN_NUMBERED
+        try:
+            for number, value in cursor.execute(statement, (number_from(start), number_from(stop))):
+                key = pack(_BEFORE_NUMBERED, number >> _SECOND_BITS, number & _MOST_SECOND)
+                if value.__class__ is not bytes:
+                    raise damaged_row(key)
+                yield key, value
+        except UnicodeDecodeError as error:
+            raise damaged_row(start) from error
+        except (apsw.CursorClosedError, apsw.ConnectionClosedError) as error:
+            raise transaction_is_over() from error
+        except apsw.Error as error:
+            raise self._engine._explain(error) from error
+        finally:
+            self._scans.discard(cursor)
+            cursor.close(True)
+
+    def _rows(self, start: bytes, stop: bytes, reverse: bool) -> Iterator[tuple[bytes, bytes]]:
+        """The rows of `kv` between two keys."""
+        if self._connection is None or self._engine._closed:
+            raise transaction_is_over()
+        cursor = self._connection.cursor()
         self._scans.add(cursor)
         try:
-            for row in cursor.execute(statement, (start, stop)):
-                if row[1].__class__ is not bytes or row[0].__class__ is not kind:
+            for row in cursor.execute(SCAN_REVERSE if reverse else SCAN, (start, stop)):
+                if row[1].__class__ is not bytes or row[0].__class__ is not bytes:
                     raise damaged_row(row[0])
                 yield row
         except UnicodeDecodeError as error:
@@ -608,12 +635,13 @@ class SqliteRead(_SqliteTransaction, Held):
 
     __slots__ = ("begun",)
 
-    def __init__(self, engine: SqliteEngine, begun: float, connection: apsw.Connection) -> None:
+    def __init__(self, engine: SqliteEngine, begun: float, connection: apsw.Connection, mixed: bool) -> None:
         self._engine = engine
         self.begun = begun
         self._connection = connection
         self._execute = connection.execute
         self._scans = set()
+        self._mixed = mixed
 
     def close(self) -> None:
         connection, self._connection, self._execute = self._connection, None, _refuse
@@ -640,6 +668,7 @@ class SqliteWrite(_SqliteTransaction):
         self._connection = None
         self._execute = _refuse
         self._scans = set()
+        self._mixed = None
         self._sync = sync
         self.foreign = False
         self.writes = 0
@@ -686,14 +715,12 @@ class SqliteWrite(_SqliteTransaction):
             check_key(key)
         self.writes += 1
         try:
-            if (
-                size == NUMBERED_BYTES
-                and key[0] == NUMBERED
-                and self._engine.numbered
-                and (number := number_of(key)) >= 0
-            ):
+            if key[0] != NUMBERED or not self._engine.numbered:
+                self._execute(PUT, (key, value))
+            elif size == NUMBERED_BYTES and (number := number_of(key)) >= 0:
                 self._execute(PUT_NUMBERED, (number, value))
             else:
+                self._mixed = True
                 self._execute(PUT, (key, value))
         except apsw.Error as error:
             raise self._engine._explain(error) from error
