@@ -10,7 +10,8 @@ import pytest
 from journals import DEADLINE, eventually
 
 import penstock
-from penstock import Journal, ManualClock, Retry, Tasks, TaskState, step
+from penstock import Event, Journal, ManualClock, Retry, Tasks, TaskState, step
+from penstock.core.queue.tasks import looking
 from penstock.errors import ConfigError, GiveUp, ReplyFailed, StaleDelivery
 
 
@@ -176,6 +177,33 @@ def test_a_time_limit_sends_a_gathered_call_to_the_dead_letters_and_back(journal
     assert journal.queue("dead").redrive() == 1 or journal.queue("q").redrive() == 1
     assert finish(tasks, together.id, "done").result == 3
     assert journal.topic("joined").latest == 1
+
+
+def test_a_join_is_found_while_its_last_call_returns(
+    journal: Journal, tasks: Tasks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @tasks.task(queue="q")
+    def fetch(number: int) -> int:
+        return number
+
+    @tasks.task(queue="joined")
+    def total(numbers: list[int]) -> int:
+        return sum(numbers)
+
+    together = tasks.gather(fetch.call(1), fetch.call(2)).then(total).push()
+    outcome_of, workers = looking._Search._outcome, [worker for worker in tasks.workers() if worker.queue.name == "q"]
+
+    def outcome_while_the_calls_return(search: looking._Search, event: Event | None) -> Event | None:
+        outcome = outcome_of(search, event)
+        while workers:
+            with workers.pop():
+                eventually(lambda: journal.topic("joined").latest == 1)
+        return outcome
+
+    monkeypatch.setattr(looking._Search, "_outcome", outcome_while_the_calls_return)
+    assert state(tasks, together.id).state == "waiting"
+    assert journal.topic("joined").latest == 1
+    assert finish(tasks, together.id, "done").result == 3
 
 
 # ── chains and joins ─────────────────────────────────────────────────────────────────────────────────────────────────

@@ -55,6 +55,7 @@ class _Search:
             with self._queues.core.engine.read() as snap:
                 event = find_event(snap, self._id, self._now)
                 place = results.find_place(snap, self._id)
+                joined = find_join(snap, self._id) is not None
             if event is not None and (found := self._unsettled(event.topic, event.seq)) is not None:
                 return found
             if place is not None and (found := self._unsettled(place.queue, place.seq)) is not None:
@@ -62,7 +63,7 @@ class _Search:
             outcome = self._outcome(event)
             if outcome is not None:
                 return None if self._is_over(outcome) else self._settled(outcome)
-            if (found := self._joining()) is not None or place is None:
+            if (found := self._joining()) is not None or (place is None and not joined):
                 return found
         return None
 
