@@ -18,7 +18,7 @@ from penstock import Draft
 from penstock.core.clock import ManualClock
 from penstock.core.local import bulk
 from penstock.errors import ConfigError, PenstockError, PositionTrimmed
-from penstock.spark import rows
+from penstock.spark import rows, seal
 from penstock.spark import source as sources
 from penstock.spark.journals import SourceJournal, open_source
 from penstock.spark.rows import TaskRanges
@@ -583,3 +583,21 @@ def test_a_view_of_sql_reads_a_topic_and_a_table_says_what_works_instead(
     assert spark.sql("SELECT count(*) AS n FROM placed").first().n == 5
     with pytest.raises(PySparkException, match="CREATE TEMPORARY VIEW … USING penstock"):
         spark.sql(f"CREATE TABLE never USING penstock OPTIONS {options}")
+
+
+def test_an_erased_event_is_read_as_erased_from_blocks_and_from_files(tmp_path: Path) -> None:
+    url = str(tmp_path / "shop.db")
+    with penstock.open(url) as journal:
+        topic = journal.topic("orders")
+        topic.append_many([Draft("placed", {"n": n, "email": f"e{n % 3}"}, key=f"c{n % 3}") for n in range(60)])
+        seal(journal, "orders", lake=str(tmp_path / "lake"), through=30, columns="n BIGINT, email STRING")
+        topic.erase(key="c1", by="ada")
+        topic.mask("email", key="c2")
+        journal.maintain()
+    typed = read(url, topic="orders", payloadSchema="n BIGINT, email STRING", mode="FAILFAST")
+    assert seqs(typed) == list(range(1, 61))
+    for row, event in zip(typed, read(url, topic="orders"), strict=True):
+        n = row["seq"] - 1
+        assert (row["n"], row["email"]) == ((None, None) if n % 3 == 1 else (n, "e0" if n % 3 == 0 else None))
+        assert (event["headers"] or {}).get("erased-by") == ("ada" if n % 3 == 1 else None)
+        assert event["key"] == (None if n % 3 == 1 else f"c{n % 3}")
