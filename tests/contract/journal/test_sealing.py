@@ -126,7 +126,7 @@ def test_of_a_journal_and_its_copy_one_seals_into_a_lake(
     journal.backup(place.folder / "copy.db")
     with penstock.open(f"sqlite:{place.folder / 'copy.db'}") as copy:
         seal(copy, lake, 20, 1000)
-        with pytest.raises(ConfigError, match=r"copy of this journal .* use another lake"):
+        with pytest.raises(ConfigError, match=r"copy of this journal.*use another lake"):
             seal(journal, lake, 20, 1000)
         assert seqs(copy.topic("orders").read()) == list(range(1, 31))
     assert seqs(topic.read()) == list(range(1, 31))
