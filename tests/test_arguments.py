@@ -52,7 +52,16 @@ def test_the_typed_arguments_are_those_there_are(typed: type, names: Iterable[st
     assert set(typed.__annotations__) == set(names), f"{typed.__name__} in penstock/core/model/arguments.py"
 
 
-PASSED_ON = {"Task.push", "Task.push_async", "Task.ask", "Task.call", "Task.__call__", "RunningTask.step", "step"}
+PASSED_ON = {
+    "Task.push",
+    "Task.push_async",
+    "Task.ask",
+    "Task.ask_async",
+    "Task.call",
+    "Task.__call__",
+    "RunningTask.step",
+    "step",
+}
 """The arguments of these are those of the function that they call, now or later."""
 
 
