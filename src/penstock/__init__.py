@@ -49,8 +49,11 @@ _PLACES = {
     "core.consuming.worker": "Worker",
     "core.ticket": "Ticket",
 }
-"""By module, the public names that live there. They are fetched when first asked for: a command that only prints its
-help, or a Spark worker that decodes a block, should not pay for the rest. `__init__.pyi` tells type checkers so."""
+"""The public names by their module.
+
+A name is imported on first access, so that a command that only prints its help, or a Spark worker that decodes a block,
+does not pay for the rest. `__init__.pyi` declares the names for type checkers.
+"""
 _NAMES = {name: f"penstock.{module}" for module, names in _PLACES.items() for name in names.split()}
 
 _MODULES = {
@@ -60,7 +63,7 @@ _MODULES = {
     "pipelines": "penstock.core.observe.pipelines",
     "tracing": "penstock.core.observe.tracing",
 }
-"""Modules that are part of the public surface under a name of their own."""
+"""The public modules."""
 
 __all__ = sorted([*_NAMES, "errors"])
 

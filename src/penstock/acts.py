@@ -1,11 +1,11 @@
 """The acts that a person performs on a journal: an operation, the question asked before it, the sentence printed after
 it.
 
-The console and the command line present these acts. The console makes them from a form, the command line from options;
-the words, the checks and the call of the operation are here, once.
+The console and the command line present these acts. The console makes them from a form, the command line from options.
+The words, the checks and the call of the operation are here, once.
 
-An act is a value: what it is about, and how it is meant. `question` says in words and numbers what it would do, and is
-empty for an act that may be done at once. `perform` does it.
+An act is a value: its subject and its options. `question` says in words and numbers what the act would do, and is empty
+for an act without a question. `perform` performs the act.
 """
 
 from __future__ import annotations
@@ -43,40 +43,43 @@ from penstock.errors import ConfigError, PenstockError, UnknownQueue
 log = Log("penstock.acts")
 
 Danger = Literal["", "red", "typed"]
-"""The way in which an act is asked for: plainly, in red, or in red with the name of what it destroys to be typed."""
+"""How the console asks for an act: plainly, in red, or in red with the typed name of what the act destroys."""
 
 
 class Done(msgspec.Struct):
     """The result of an act."""
 
     says: str
-    """In a sentence, for people."""
+    """The result as a sentence, for people."""
     record: dict[str, object] = {}
-    """In fields, for programs."""
+    """The result as fields, for programs."""
     notes: list[str] = []
-    """Notes that a person should know besides."""
+    """Further notes for a person."""
 
 
 class NotThere(ConfigError):
-    """An act is about something that is not there."""
+    """The subject of an act does not exist."""
 
 
 class Act(msgspec.Struct):
-    """Something a person does."""
+    """An act that a person performs."""
 
     danger: ClassVar[Danger] = ""
 
     def question(self) -> str:
-        """Returns the question to ask first; empty when the act may be done at once. ConfigError: it cannot be done."""
+        """Returns the question to ask first; empty when the act needs no question.
+
+        Raises ConfigError when the act is impossible.
+        """
         return ""
 
     @abstractmethod
     def perform(self) -> Done:
-        """Does it."""
+        """Performs the act."""
 
 
 def happened(count: int, one: str, done: str) -> str:
-    """Says what was done to so many: 1 message was deleted, 12 messages were deleted."""
+    """Returns a sentence with a count: 1 message was deleted, 12 messages were deleted."""
     return f"{pluralize(count, one)} {'was' if count == 1 else 'were'} {done}"
 
 
@@ -202,7 +205,7 @@ class EraseEvents(Act):
 
 
 class DropTopic(Act):
-    """Removes a topic and everything that belongs to it; without `force` only one that nothing depends on."""
+    """Removes a topic and everything that belongs to it; without `force` only a topic that nothing depends on."""
 
     danger = "typed"
     topic: Topic
@@ -228,7 +231,7 @@ class DropTopic(Act):
 
 
 class MoveConsumer(Act):
-    """Moves a consumer of a topic, back or ahead."""
+    """Moves a consumer of a topic back or ahead."""
 
     topic: Topic
     consumer: str
@@ -277,7 +280,7 @@ class ForgetConsumer(Act):
 
 
 class ForgetWorker(Act):
-    """Forgets that a worker gave up, which an operator has seen."""
+    """Removes the record that a worker gave up, once an operator has seen it."""
 
     journal: Journal
     worker: str
@@ -298,7 +301,7 @@ class ForgetWorker(Act):
 
 # ── queues ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 class ChangePolicy(Act):
-    """Changes how a queue delivers: the fields of its policy that are given."""
+    """Changes the given fields of a queue's policy."""
 
     queue: Queue
     wanted: Mapping[str, object]
@@ -323,7 +326,7 @@ class ChangePolicy(Act):
 
 
 class MakeQueue(Act):
-    """Makes a queue, also of a topic that has a history."""
+    """Makes a queue, also over a topic with a history."""
 
     journal: Journal
     name: str
@@ -345,7 +348,7 @@ class MakeQueue(Act):
 
 
 class _Pausing(Act):
-    """The subject of pausing and resuming: a queue, or one group of it."""
+    """The subject of a pause: a queue, or one of its groups."""
 
     queue: Queue
     group: str | None = None
@@ -366,7 +369,7 @@ class _Pausing(Act):
 
 
 class PauseQueue(_Pausing):
-    """Hands nothing out any more, to one group or to all."""
+    """Stops deliveries, to one group or to all."""
 
     def question(self) -> str:
         queue, group = self.queue, self.group
@@ -385,7 +388,7 @@ class PauseQueue(_Pausing):
 
 
 class ResumeQueue(_Pausing):
-    """Ends a pause: takes that wait go on."""
+    """Ends a pause: waiting takes continue."""
 
     def perform(self) -> Done:
         changed = self.queue.resume(self.group)
@@ -393,7 +396,7 @@ class ResumeQueue(_Pausing):
 
 
 def delivering_groups(queue: Queue) -> list[str]:
-    """Returns the groups that a queue delivers to, each for itself; a work queue has one."""
+    """Returns the groups that a queue delivers to; a work queue has one group."""
     return queue.groups() if queue.policy.mode == "fanout" else [DEFAULT_GROUP]
 
 
@@ -431,7 +434,7 @@ class DropQueue(Act):
 
 
 class AddGroup(Act):
-    """Registers a group, which gets what comes after a position."""
+    """Registers a group, which gets the messages after a position."""
 
     queue: Queue
     name: str
@@ -463,7 +466,7 @@ class RemoveGroup(Act):
 
 
 class AddSchedule(Act):
-    """Adds a periodic message, or replaces the one of its name."""
+    """Adds a periodic message, or replaces the periodic message of this name."""
 
     queue: Queue
     name: str
@@ -513,7 +516,7 @@ class RemoveSchedule(Act):
 
 
 class RunSchedule(Act):
-    """Pushes a schedule's message now; its ticks stay as they are."""
+    """Pushes a schedule's message now; its ticks do not change."""
 
     journal: LocalJournal
     queue: str
@@ -540,21 +543,21 @@ class PushMessage(Act):
 
 # ── messages that were given up ──────────────────────────────────────────────────────────────────────────────────────
 class SendBack(Act):
-    """Sends dead letters and failed messages back to their queue, or to another, with a fresh budget."""
+    """Sends dead letters and failed messages back to their queue, or to another queue, with a fresh budget."""
 
     queue: Queue
     where: EventChoice | None = None
     limit: int | None = None
     to: Queue | None = None
     rate: float | None = None
-    """Messages a second; None: at once."""
+    """The number of messages a second; None sends all at once."""
 
     @property
     def _pace(self) -> str:
         return "" if self.rate is None else f", {self.rate:,.4g} a second"
 
     def count(self) -> Redriven:
-        """Returns how many messages would be sent back, and which letters have nowhere to go."""
+        """Returns the number of messages that would be sent back, and the letters that cannot be sent."""
         return self.queue.redrive(to=self.to, limit=self.limit, where=self.where, dry_run=True)
 
     def question(self) -> str:
@@ -567,7 +570,7 @@ class SendBack(Act):
         return count
 
     def perform(self, stopping: Callable[[], bool] = lambda: False) -> Done:
-        """Sends them back; with a rate slowly, until `stopping`."""
+        """Sends the messages back; with a rate slowly, until `stopping`."""
         if self.rate is None:
             done = self.queue.redrive(to=self.to, limit=self.limit, where=self.where)
         else:
@@ -579,13 +582,13 @@ class SendBack(Act):
         return redriven(done, "redriven", "sent back")
 
     def announce(self) -> Done:
-        """Says what a redrive with a rate is about to do."""
+        """Returns what a redrive with a rate is about to do."""
         count = self._some()
         return Done(f"{pluralize(count, 'message')} will be sent back{self._pace}", {"would_redrive": count})
 
 
 class SendBackMeanwhile(SendBack):
-    """A redrive with a rate: it goes on in a thread that ends with the server."""
+    """A redrive with a rate, which runs in a thread that ends with the server."""
 
     stopping: Callable[[], bool] = lambda: False
 
@@ -602,7 +605,7 @@ class SendBackMeanwhile(SendBack):
 
 
 def redriven(count: Redriven, name: str, done: str) -> Done:
-    """Says what a redrive did, or would do, and which letters stay."""
+    """Returns what a redrive did, or would do, and which letters stay."""
     stay = [f"{pluralize(left.count, 'letter')} from {left.queue} stay: {left.reason}" for left in count.left]
     record: dict[str, object] = {name: int(count)}
     if count.left:
@@ -615,8 +618,9 @@ def _none_given_up() -> ConfigError:
 
 
 def given_up_events(queue: Queue) -> Iterator[Event]:
-    """Returns the events of messages that a queue gave up, with the reasons: the failed ones of each group, then its
-    dead letters."""
+    """Yields the events of messages that a queue gave up, with their reasons: the failed messages of each group,
+    then the dead letters.
+    """
     failed = (one for group in delivering_groups(queue) for one in queue.failures(group))
     return (GivenUpEvent.of(one.event, one) for one in chain(failed, queue.dead_letters()))
 
@@ -635,7 +639,7 @@ class Discard(Act):
     which: str
     """The messages in words, for the question."""
     seqs: Mapping[str, list[int]]
-    """Their positions, by queue."""
+    """The positions of the messages, by queue."""
 
     @classmethod
     def given_up(cls, queue: Queue, where: EventChoice | None, limit: int | None = None) -> Discard:
@@ -654,7 +658,7 @@ class Discard(Act):
         return sum(map(len, self.seqs.values()))
 
     def count_only(self) -> Done:
-        """Says how many messages it would remove."""
+        """Returns the number of messages that the act would remove."""
         return Done(happened(self._count, "message", "found to delete"), {"would_discard": self._count})
 
     def question(self) -> str:
@@ -665,7 +669,7 @@ class Discard(Act):
         return Done(happened(removed, "message", "deleted"), {"discarded": removed})
 
     def _discard(self, name: str, seqs: list[int]) -> int:
-        """Removes messages of a queue; none when it was dropped meanwhile."""
+        """Removes messages of a queue; removes none when the queue was dropped meanwhile."""
         try:
             return self.journal.queue(name, create=False).discard(sorted(seqs))
         except UnknownQueue:
@@ -697,10 +701,12 @@ class DeleteMessage(Act):
 
 
 class EditMessage(Act):
-    """Pushes a message with another payload, and removes the old one, in one commit. A dead letter goes to its queue.
+    """Pushes a message with another payload, and removes the old message, in one commit.
 
-    A delayed message keeps its time, unless it has a key, and every message keeps its priority and its own budget. It
-    was pushed already: no throttle or debounce applies to it.
+    A dead letter goes to its original queue.
+
+    A delayed message keeps its time, unless it has a key. Every message keeps its priority and its own budget. No
+    throttle or debounce applies, because the message was pushed before.
     """
 
     journal: LocalJournal
@@ -711,7 +717,7 @@ class EditMessage(Act):
     def _target(self) -> str:
         try:
             return self.journal.queue(origin(self.event) or self.event.topic, create=False).name
-        except (UnknownQueue, ConfigError):  # anyone may push a letter's headers: they may name nothing
+        except (UnknownQueue, ConfigError):  # any client may push such headers: they may name nothing
             return self.event.topic
 
     def __post_init__(self) -> None:
@@ -732,11 +738,11 @@ class EditMessage(Act):
 
 
 class RunNow(Act):
-    """Makes delayed messages ready at once, also those that wait for their retry."""
+    """Makes delayed messages ready at once, including messages that wait for their retry."""
 
     queue: Queue
     seqs: list[int] | None = None
-    """Their positions; None: every delayed message."""
+    """The positions; None for every delayed message."""
     group: str | None = None
 
     def _chosen(self) -> list[int]:
@@ -779,7 +785,7 @@ Outcome = Literal["ack", "nack", "dead", "release", "extend"]
 
 
 class SettleDelivery(Act):
-    """Settles a delivery by its token, in its holder's stead, or keeps it for longer."""
+    """Settles or extends a delivery by its token, in place of its holder."""
 
     delivery: Delivery
     how: Outcome

@@ -30,7 +30,7 @@ def describe(
 ) -> Description:
     """Returns a description of a journal (engine, place, size, topics, queues) without opening it for writing.
 
-    Of one that is not there the size is 0, there are no topics, and nothing is made.
+    A missing journal has size 0 and no topics, and is not made.
     """
     if url is None:
         url = _from_environment("PENSTOCK_URL") or DEFAULT_URL
@@ -54,7 +54,7 @@ def copy(
 ) -> CopyReport:
     """Copies a journal to another place, from a file to a bucket or back; see `Journal.copy_to`.
 
-    `store_options` are for whichever of the two lies in an object store.
+    `store_options` are for the journal that is in an object store.
     """
     remote = _object_options(store=store_options) if parse_url(source).in_object_store else None
     with open_local(source, read_only=True, options=remote) as journal:
@@ -80,20 +80,22 @@ def open(
     standby: bool = False,
     store_options: Mapping[str, object] | None = None,
 ) -> Journal:
-    """Opens a journal, making it when it is not there; with `create=False`, NoStore says so. The folder that it is to
-    lie in must be there.
+    """Opens a journal, and makes a missing journal; with `create=False`, a missing journal raises NoStore.
 
-    `url` is a path (SQLite) or names an engine: memory:, sqlite:shop.db, rocksdb:shop, file:shop. Without
-    it, PENSTOCK_URL is used, else ./penstock.db. PENSTOCK_DURABILITY and PENSTOCK_WRITER_CAPACITY stand in for
-    arguments not given. An http:// or https:// url is a journal that `penstock serve` serves. Such a journal uses
-    `token` (or PENSTOCK_TOKEN), `read_only` and `timeout`; the server decides what the other arguments say.
+    The parent folder must exist.
 
-    s3://bucket/shop, gs://… and az://… keep the journal in an object store, slatedb:shop does the same in a folder.
-    Such a journal has one writer, who holds a lease: another gets `Locked`, unless `standby` (wait for the lease) or
-    `takeover` (end that writer). A writer without a sign of life for `lease` seconds may be replaced. A commit waits
-    `linger` seconds for further callers. `store_options` are the provider's settings, in place of the environment's.
+    `url` is a path (SQLite) or names an engine: memory:, sqlite:shop.db, rocksdb:shop, file:shop. The default is
+    PENSTOCK_URL, else ./penstock.db. PENSTOCK_DURABILITY and PENSTOCK_WRITER_CAPACITY are the defaults of their
+    arguments. An http:// or https:// url is a journal that `penstock serve` serves. Such a journal uses `token` (or
+    PENSTOCK_TOKEN), `read_only` and `timeout`; the server decides on the other arguments.
 
-    An operation raises an error when the object store or the server has not answered for `timeout` seconds.
+    s3://bucket/shop, gs://… and az://… keep the journal in an object store; slatedb:shop does the same in a folder.
+    Such a journal has one writer, which holds a lease. A second writer gets `Locked`, unless it waits for the lease
+    (`standby`) or ends the first writer (`takeover`). A writer without a sign of life for `lease` seconds may be
+    replaced. A commit waits `linger` seconds for further callers. `store_options` are the provider's settings, which
+    take precedence over the environment.
+
+    An operation raises an error when the object store or the server does not answer for `timeout` seconds.
     """
     if url is None:
         url = _from_environment("PENSTOCK_URL") or DEFAULT_URL
@@ -118,7 +120,7 @@ def open(
 
 
 def _check_made(url: str | os.PathLike[str], options: ObjectOptions | None) -> None:
-    """Raises NoStore when no journal is there. A store in memory without a name is always new."""
+    """Raises NoStore when the journal does not exist. A store in memory without a name is always new."""
     scheme, path = parse_url(url)
     if scheme == "memory" and not path:
         return
@@ -138,7 +140,7 @@ def open_local(
     clock: Clock | None = None,
     options: ObjectOptions | None = None,
 ) -> LocalJournal:
-    """Opens a journal in this process: `open`, for what needs the store itself."""
+    """Opens a journal in this process, for callers that need the store itself."""
     if isinstance(url, str) and is_served(url):
         raise ConfigError(
             f"{shown_url(url)} is a served journal; this needs the store itself: run it where the store is"
@@ -172,7 +174,9 @@ def is_served(url: str) -> bool:
 
 
 def local(journal: Journal, what: str) -> LocalJournal:
-    """The journal itself when it is one in this process; else ConfigError, which says what needed that."""
+    """Returns the journal if it is in this process; else raises ConfigError, which names the operation that needs
+    this.
+    """
     if isinstance(journal, LocalJournal):
         return journal
     raise ConfigError(f"{what} needs the store itself, and {journal!r} is served elsewhere: do it where the store is")
@@ -186,7 +190,7 @@ def _checked_durability(given: str) -> Durability:
 
 
 def _from_environment(name: str) -> str:
-    """A variable's text; a blank one counts as not set."""
+    """Returns the text of an environment variable; a blank variable counts as not set."""
     return os.environ.get(name, "").strip()
 
 
@@ -204,7 +208,7 @@ _current: ContextVar[Journal] = ContextVar("penstock_journal")
 
 
 def current() -> Journal:
-    """The journal installed for this context with `use`."""
+    """Returns the journal that `use` installed for this context."""
     try:
         return _current.get()
     except LookupError:
@@ -213,7 +217,7 @@ def current() -> Journal:
 
 @contextmanager
 def use(journal: Journal) -> Iterator[Journal]:
-    """Installs a journal for `current()` within the block, for this thread or task and the tasks it starts."""
+    """Installs a journal for `current()` within the block, for this thread or task and the tasks that it starts."""
     token = _current.set(journal)
     try:
         yield journal

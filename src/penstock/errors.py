@@ -1,4 +1,4 @@
-"""Every error penstock raises, in one tree.
+"""The errors of penstock, in one tree.
 
     PenstockError
     ├── ConfigError (also ValueError)      a bad url, option, policy or argument
@@ -45,15 +45,15 @@ from datetime import timedelta
 
 
 class PenstockError(Exception):
-    """The root of every error penstock raises."""
+    """The root of the errors of penstock."""
 
     def __reduce__(self) -> tuple[object, ...]:
-        # The usual way calls the class with the message alone, which errors with required details refuse.
+        # Pickle would call the class with the message alone, which errors with required details refuse.
         return restored, (type(self), self.args, self.__dict__)
 
 
 def restored(kind: type[PenstockError], args: tuple[object, ...], details: dict[str, object]) -> PenstockError:
-    """An error copied or unpickled, with all its details."""
+    """Returns a copied or unpickled error, with all its details."""
     error = kind.__new__(kind, *args)
     error.__dict__.update(details)
     return error
@@ -72,15 +72,15 @@ class UnknownTask(ConfigError):
 
 
 class PolicyMismatch(ConfigError):
-    """A queue was opened with another policy than the stored one; `configure` changes all of it but the mode."""
+    """A queue was opened with another policy than the stored policy; `configure` changes all of it except the mode."""
 
 
 class ReadOnly(PenstockError):
-    """A change was asked of a journal opened with read_only=True."""
+    """A change of a journal that was opened with read_only=True."""
 
 
 class Closed(PenstockError):
-    """The journal (or the thing made from it) was closed."""
+    """The journal (or an object made from it) was closed."""
 
 
 class Locked(PenstockError):
@@ -129,7 +129,7 @@ class Conflict(PenstockError):
 
 
 class PositionTrimmed(PenstockError):
-    """The history asked for was removed; `oldest` is the first position still stored, 0 in a walk over topics."""
+    """The requested history was removed; `oldest` is the first position still stored, 0 in a walk over topics."""
 
     def __init__(self, message: str, *, oldest: int) -> None:
         super().__init__(message)
@@ -165,14 +165,14 @@ class Unprovable(PenstockError):
 
 
 class NoStore(ConfigError):
-    """A journal that was to be read only is not there: open it for writing once to make it."""
+    """A journal that was opened for reading does not exist: open it for writing once to make it."""
 
 
 class UnknownQueue(PenstockError, KeyError):
     """No queue has that name."""
 
     queue: str | None = None
-    """The name that none has."""
+    """The unknown name."""
     __str__ = Exception.__str__  # KeyError would print the repr of the message
 
 
@@ -191,7 +191,7 @@ class QueueFull(PenstockError):
 
 
 class StaleDelivery(PenstockError):
-    """The lease was lost or the delivery was already settled; someone else may hold the message now."""
+    """The lease was lost or the delivery was already settled; another consumer may hold the message now."""
 
     def __init__(self, message: str, *, token: str) -> None:
         super().__init__(message)
@@ -207,11 +207,11 @@ class PoisonMessage(PenstockError):
 
 
 class GiveUp(PenstockError):
-    """Raise it in a handler, or in a task, to give the message up: no further attempt would help."""
+    """Raise it in a handler, or in a task, to give the message up, because no further attempt would help."""
 
 
 class TryAgain(PenstockError):
-    """Raise it in a handler, or in a task, to have the message tried again `after` a while, if an attempt is left."""
+    """Raise it in a handler, or in a task, to try the message again `after` a while, if an attempt is left."""
 
     def __init__(self, message: str = "", *, after: float | str | timedelta | None = None) -> None:
         super().__init__(message or ("tried again" if after is None else f"tried again after {after}"))
@@ -227,7 +227,7 @@ class TaskTimeout(PenstockError, TimeoutError):
 
 
 class ReplyFailed(PenstockError):
-    """The message a ticket waits for was given up; `reason`, `error` and `traceback` say why, as its handler said."""
+    """The message of a ticket was given up; `reason`, `error` and `traceback` come from its handler."""
 
     def __init__(self, message: str, *, reason: str, error: str | None = None, traceback: str | None = None) -> None:
         super().__init__(message)
@@ -237,7 +237,7 @@ class ReplyFailed(PenstockError):
 
 
 class Fenced(PenstockError):
-    """Another consumer took over; `epoch` is the one that now owns the manifest."""
+    """Another consumer took over; `epoch` is the epoch that now owns the manifest."""
 
     def __init__(self, message: str, *, epoch: int) -> None:
         super().__init__(message)
@@ -245,11 +245,11 @@ class Fenced(PenstockError):
 
 
 class OutOfOrder(PenstockError):
-    """An acknowledgement that is not the next one."""
+    """An acknowledgement out of order."""
 
 
 class FlowFailed(PenstockError):
-    """A pipeline's flow failed in a way that starting it again does not cure; `flow` names it."""
+    """A pipeline's flow failed permanently; `flow` names it."""
 
     def __init__(self, message: str, *, flow: str) -> None:
         super().__init__(message)
@@ -265,10 +265,10 @@ class StorageError(PenstockError):
 
 
 class OutcomeUnknown(StorageError):
-    """A change failed in a way that leaves open whether it was kept: all of it is there later, or nothing.
+    """A change failed with an unknown outcome: either all of it is kept, or nothing.
 
-    It is never `retryable`. Trying again is safe for what says who it is: an append with `dedup`, one with `expect`, an
-    `ack`. Without, read first.
+    It is never `retryable`. A repetition is safe for calls that identify themselves: an append with `dedup` or
+    `expect`, an `ack`. Before any other repetition, read first.
     """
 
     def __init__(self, message: str) -> None:
@@ -276,9 +276,9 @@ class OutcomeUnknown(StorageError):
 
 
 class Unflushed(StorageError):
-    """A producer was closed before the store took everything; `batches` holds the entries, so that none need be lost.
+    """A producer was closed before the store accepted everything; `batches` has its entries, so that no entry is lost.
 
-    The store may have taken the last attempt without answering: those entries can turn up after all.
+    The store may have accepted the last attempt without an answer, so these entries may still appear.
     """
 
     def __init__(self, message: str, *, batches: Sequence[object] = ()) -> None:

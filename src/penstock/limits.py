@@ -189,7 +189,7 @@ WORKER_RETRY_LONGEST: Final = 600.0
 WORKER_RETRY_JITTER: Final = 0.2
 """The share of it that is taken off at random, so that messages that failed together do not come back together."""
 UNKNOWN_TASK_PAUSE: Final = 1.0
-"""The seconds that a new message waits when the worker that took it has no task of its name."""
+"""The seconds that a new message waits when its worker has no task of its name."""
 UNKNOWN_TASK_LONGEST: Final = 300.0
 """The longest such wait: a tenth of the message's age, up to this."""
 TASK_KILL_SECONDS: Final = 5.0

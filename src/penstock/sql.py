@@ -1,11 +1,11 @@
-"""SQL over topics: DuckDB runs the query, this hands it the events it asks for.
+"""SQL over topics: DuckDB runs the query, and this module provides the events.
 
-Each topic that a query names is a view with the columns of sealed history: those of `read_arrow`, `payload_bytes` for
-payloads that are no text, and typed columns: those asked for, or those that the topic was sealed with. Sealed files are
-read by DuckDB itself, through `CheckedFiles`, which compares checksums. Everything else comes from a `TopicTable`,
-which DuckDB takes for one of Arrow's datasets: it says which columns it needs and which rows. Positions, recording
-times, keys and kinds of that filter are looked up in the journal; the filter itself is Arrow's, so that a look-up has
-to leave nothing out, and may leave too much in.
+Each topic that a query names is a view with the columns of sealed history: the columns of `read_arrow`, `payload_bytes`
+for payloads that are no text, and typed columns (the requested columns, or the columns that the topic was sealed with).
+DuckDB itself reads sealed files, through `CheckedFiles`, which compares checksums. Everything else comes from a
+`TopicTable`, which DuckDB treats as an Arrow dataset: DuckDB names the needed columns and rows. The journal looks up
+the positions, recording times, keys and kinds of this filter. Arrow applies the filter itself, so a look-up must leave
+nothing out, but may leave too much in.
 """
 
 from __future__ import annotations
@@ -50,15 +50,15 @@ if TYPE_CHECKING:
     from penstock.core.surface.backend import Backend, TopicScan
 
 _SETTINGS = "SET TimeZone = 'UTC'; SET python_enable_replacements = false; SET autoinstall_known_extensions = false"
-"""Times are shown as they are stored; a name is a topic and no variable of the caller's; nothing is downloaded."""
+"""Times are shown as stored; a name is a topic and never a variable of the caller; nothing is downloaded."""
 _LOOKED_UP = 20_000
-"""Events of a key that are read one by one through the index; whatever follows them is read by the block."""
+"""The events of a key that are read one by one through the index; further events are read by block."""
 _NAMES = re.compile(r'"([A-Za-z0-9._-]{1,255})"|([A-Za-z0-9._]{1,255})')
 """The pattern of a topic's name in a query."""
 _BY_KEY = re.compile(r"""\bkey"?\s*(==?|in)\s*\(?\s*['?$]""", re.IGNORECASE)
-"""The pattern of a query that may look for a key. A hint: taken or not, the answer is the same."""
+"""The pattern of a query that may look for a key. It is only a hint; the answer is the same without it."""
 _DEEPEST = 32
-"""Lists and mappings within one another, in a parameter."""
+"""The depth of nested lists and mappings in a parameter."""
 _BEGIN = datetime.fromtimestamp(0, UTC)
 """The time when a sealed file was changed last: never."""
 _NO_TABLE = re.compile(r"Table with name (\S+) does not exist")
@@ -103,7 +103,7 @@ def run_sql(
 
 
 def _check_depth(value: object, depth: int = 0) -> None:
-    """ConfigError for parameters that hold themselves, in which DuckDB would not find the end."""
+    """Raises ConfigError for parameters that contain themselves, in which DuckDB would not find the end."""
     if depth > _DEEPEST:
         raise ConfigError(f"a parameter of the query is nested more than {_DEEPEST} deep, or holds itself")
     if isinstance(value, list | tuple | dict):
@@ -116,8 +116,8 @@ def _create_view(
 ) -> None:
     """Makes a topic a view.
 
-    `direct`: DuckDB reads sealed files itself, which is the fastest way to read many events. A query that may look for
-    a key is better off with the index, and files have only the typed columns they were sealed with.
+    With `direct`, DuckDB reads sealed files itself, which is the fastest way to read many events. A query that may look
+    for a key is faster with the index, and files have only the typed columns that they were sealed with.
     """
     files, through = table.scan.files() if direct else ([], table.scan.after)
     names = [sealed.add(file) for file in files]
@@ -132,7 +132,9 @@ def _create_view(
 
 
 def _explained(error: duckdb.Error, backend: Backend) -> Exception:
-    """Returns the problem of a query, in DuckDB's words, with the place; a topic that is not there in ours."""
+    """Returns the problem of a query in DuckDB's words, with the place; a missing topic is reported in our own
+    words.
+    """
     missing = _NO_TABLE.search(str(error))
     if missing is not None:
         return UnknownTopic(f"there is no topic {missing[1]!r}{nearest(missing[1], backend.call(LIST_TOPICS))}")
@@ -142,7 +144,7 @@ def _explained(error: duckdb.Error, backend: Backend) -> Exception:
 
 
 class TopicTable(ds.Dataset):  # type: ignore[misc]
-    """A topic as DuckDB reads a dataset of Arrow's: it asks for `schema`, then for a `scanner`."""
+    """A topic as an Arrow dataset for DuckDB, which asks for `schema`, then for a `scanner`."""
 
     def __init__(self, scan: TopicScan, columns: str, turn: threading.Lock, failures: list[Exception]) -> None:
         self.scan = scan
@@ -160,13 +162,16 @@ class TopicTable(ds.Dataset):  # type: ignore[misc]
     def scanner(
         self, columns: Sequence[str] | None = None, filter: pc.Expression | None = None, **_: object
     ) -> Scanner:
-        """The wanted columns of the rows that pass."""
+        """Returns the wanted columns of the rows that pass."""
         schema = self._schema if columns is None else pa.schema([self._schema.field(name) for name in columns])
         batches = self._one_by_one(self._filtered(schema, filter))
         return Scanner(pa.RecordBatchReader.from_batches(schema, batches))
 
     def _one_by_one(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """DuckDB's threads take turns, since all of a query reads one snapshot; its errors would hide ours."""
+        """Yields batches to one thread at a time: all of a query reads one snapshot.
+
+        Notes errors, which DuckDB's own errors would hide.
+        """
         try:
             while True:
                 with self._turn:
@@ -186,7 +191,7 @@ class TopicTable(ds.Dataset):  # type: ignore[misc]
             yield from (found if filter is None else found.filter(filter).select(schema.names)).to_batches()
 
     def _batches(self, names: Sequence[str], conditions: list[Condition]) -> Iterator[pa.RecordBatch]:
-        """The events for which conditions hold, and perhaps others."""
+        """Yields the events for which conditions hold, and perhaps others."""
         scan = self.scan
         after, through = self._between(conditions)
         keys, kinds = _allowed_values(conditions, "key"), _allowed_values(conditions, "kind")
@@ -209,7 +214,7 @@ class TopicTable(ds.Dataset):  # type: ignore[misc]
                     yield self._batch_of_block(names, block).slice(start, stop - start)
 
     def _between(self, conditions: list[Condition]) -> Bounds:
-        """The positions that conditions leave, and perhaps one more at either end."""
+        """Returns the positions that conditions leave, and perhaps one more at either end."""
         after, through = self.after, self.scan.through
         for column, compare, values in conditions:
             if column == "seq":
@@ -245,7 +250,7 @@ class TopicTable(ds.Dataset):  # type: ignore[misc]
     def _of_payloads(
         self, names: Sequence[str], payloads: pa.BinaryArray, binary: NDArray[np.bool_] | None
     ) -> dict[str, pa.Array]:
-        """The columns that are made of payloads."""
+        """Returns the columns that are made of payloads."""
         columns = dict(zip(("payload", "payload_bytes"), text_and_bytes(payloads, binary), strict=True))
         if set(self._typed.schema.names).isdisjoint(names):
             return columns
@@ -253,7 +258,10 @@ class TopicTable(ds.Dataset):  # type: ignore[misc]
 
 
 class CheckedFiles(fsspec.AbstractFileSystem):  # type: ignore[misc]
-    """The sealed files of a query, for DuckDB, which compares no checksums itself: it gets only what was compared."""
+    """The sealed files of a query.
+
+    DuckDB compares no checksums itself, so it gets only bytes whose checksums were compared.
+    """
 
     protocol = "penstock"
     cachable = False
@@ -264,7 +272,7 @@ class CheckedFiles(fsspec.AbstractFileSystem):  # type: ignore[misc]
         self._files: list[SealedBytes] = []
 
     def add(self, file: SealedBytes) -> str:
-        """The name under which a query finds a file."""
+        """Adds a file and returns the name under which a query finds it."""
         self._files.append(file)
         return f"{self.protocol}://{len(self._files) - 1}"
 
@@ -285,7 +293,7 @@ class CheckedFiles(fsspec.AbstractFileSystem):  # type: ignore[misc]
 
 
 class _SealedReader(io.RawIOBase):
-    """A sealed file as DuckDB reads it. Several threads may use it: each has a place of its own."""
+    """A sealed file for DuckDB. Several threads may use it, each with a place of its own."""
 
     def __init__(self, file: SealedBytes, failures: list[Exception]) -> None:
         super().__init__()
@@ -323,7 +331,7 @@ class _SealedReader(io.RawIOBase):
 
     @contextmanager
     def _noting(self) -> Iterator[None]:
-        """DuckDB's own error would hide ours."""
+        """Notes an error of ours, which DuckDB's own error would hide."""
         try:
             yield
         except Exception as error:
@@ -337,7 +345,7 @@ class Scanner(NamedTuple):
     reader: pa.RecordBatchReader
 
     def to_reader(self) -> pa.RecordBatchReader:
-        """The rows, some at a time."""
+        """Returns the rows, some at a time."""
         return self.reader
 
 
@@ -345,7 +353,7 @@ class Scanner(NamedTuple):
 
 
 Condition = tuple[str, str, list[Any]]
-"""A column, `is_in`, `from` or `to`, and the values that it compares with. Times are microseconds since 1970."""
+"""A column, `is_in`, `from` or `to`, and the values to compare with. Times are microseconds since 1970."""
 _COMPARISONS = {"equal": "is_in", "greater": "from", "greater_equal": "from", "less": "to", "less_equal": "to"}
 _PART = re.compile(r"(call|end|field_ref|nested_field_ref|literal|options): '(.*)'")
 _Tree = tuple[str, Any]
@@ -353,10 +361,10 @@ _Tree = tuple[str, Any]
 
 
 def implied_filters(filter: pc.Expression) -> list[Condition]:
-    """Conditions that hold of every row that passes a filter; there may be more.
+    """Returns conditions that hold for every row that passes a filter. The filter may have further conditions.
 
-    Arrow shows no caller what an expression is made of. Its serialised form is a file of Arrow's: the values that it
-    compares with are its columns, and its calls are lines of metadata, `call: 'equal'`, each before its arguments.
+    Arrow does not show the parts of an expression. The serialised form of an expression is an Arrow file: the compared
+    values are its columns, and its calls are lines of metadata, `call: 'equal'`, each before its arguments.
     """
     (serialised,) = filter.__reduce__()[1]
     with pa.ipc.open_file(serialised) as file:
@@ -364,7 +372,7 @@ def implied_filters(filter: pc.Expression) -> list[Condition]:
         lines = file.schema.to_string(truncate_metadata=False, show_field_metadata=False).splitlines()
     try:
         values = [one.value if isinstance(one, pa.TimestampScalar) else one.as_py() for one in scalars]
-    except (OverflowError, ValueError):  # among them is a time that Python has no date for
+    except (OverflowError, ValueError):  # a value is a time that Python has no date for
         return []
     parts = iter([(found[1], found[2]) for line in lines if (found := _PART.fullmatch(line))])
     return list(_implied(_tree(parts, values)))
@@ -395,6 +403,6 @@ def _implied(tree: _Tree) -> Iterator[Condition]:
 
 
 def _allowed_values(conditions: list[Condition], column: str) -> frozenset[str] | None:
-    """The values that a column may have; None when that is not known."""
+    """Returns the values that a column may have; None when they are unknown."""
     sets = [frozenset(values) for name, compare, values in conditions if (name, compare) == (column, "is_in")]
     return frozenset.intersection(*sets) if sets else None

@@ -1,12 +1,12 @@
-"""For your own tests: a pytest plugin with a journal in memory, time that moves when the test says so, and helpers.
+"""A pytest plugin for your own tests: a journal in memory, a clock that the test moves, and helpers.
 
     def test_an_order_is_confirmed(journal, clock):
         place_order(journal, 1)
         clock.advance(60)
         assert [mail["to"] for mail in drain(journal.queue("mails"))] == ["ada"]
 
-pytest finds the fixtures `journal` and `clock` by itself once penstock is installed; a fixture of that name in your own
-conftest.py comes first. Nothing is mocked: `memory:` is the whole journal, in this process.
+pytest finds the fixtures `journal` and `clock` by itself once penstock is installed; a fixture of the same name in your
+own conftest.py takes precedence. Nothing is mocked: `memory:` is the whole journal, in this process.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ import penstock
 from penstock.core.clock import ManualClock
 
 _MOST = 10_000
-"""Messages that `drain` takes before it says that a handler feeds its own queue without end."""
+"""The messages that `drain` takes before it reports that a handler feeds its own queue without end."""
 
 
 @pytest.fixture
 def clock() -> ManualClock:
-    """The journal's time: stands still until `clock.advance(seconds)`."""
+    """Returns the journal's clock, which stands still until `clock.advance(seconds)`."""
     return ManualClock()
 
 
 @pytest.fixture
 def journal(clock: ManualClock) -> Iterator[penstock.Journal]:
-    """A journal in memory, closed at the end of the test."""
+    """Opens a journal in memory, and closes it at the end of the test."""
     with penstock.open("memory:", clock=clock) as opened:
         yield opened
 
@@ -39,10 +39,10 @@ def journal(clock: ManualClock) -> Iterator[penstock.Journal]:
 def drain(
     queue: penstock.Queue, handler: Callable[[penstock.Delivery], object] | None = None, *, group: str = "default"
 ) -> list[Any]:
-    """Takes and acknowledges everything that is ready, and returns the payloads in the order of delivery.
+    """Takes and acknowledges every ready message, and returns the payloads in the order of delivery.
 
-    With a handler, each delivery is given to it first; what it raises reaches the test, and its message is given back.
-    Messages that wait for their time stay: advance the clock first.
+    With a handler, each delivery first goes to the handler; its errors reach the test, and its message is given back.
+    Delayed messages stay: advance the clock first.
     """
     payloads: list[Any] = []
     while (delivery := queue.take(group=group)) is not None:
@@ -58,7 +58,7 @@ def drain(
 def assert_appended(
     topic: penstock.Topic, kind: str, payload: object = ..., *, key: str | None = None
 ) -> penstock.Event:
-    """Fails unless the topic holds an event of this kind (and payload, and key); returns the newest one."""
+    """Fails unless the topic holds an event of this kind (and payload, and key); returns the newest such event."""
     found = [event for event in topic.read(kind=kind) if key is None or event.key == key]
     matching = [event for event in found if payload is ... or event.payload == payload]
     if not matching:

@@ -52,12 +52,12 @@ class Seen(Projection):
 
 
 def folded(events: list[Known]) -> Seen | None:
-    """The state after some events."""
+    """The state after some events; no handler gets an erased event."""
     if not events:
         return None
-    state = Seen()
-    state.seqs = [known.seq for known in events if known.kind != "paid"]
-    kinds = [known.kind for known in events]
+    state, handled = Seen(), [known for known in events if "erased-at" not in known.headers]
+    state.seqs = [known.seq for known in handled if known.kind != "paid"]
+    kinds = [known.kind for known in handled]
     state.kinds = {kind: kinds.count(kind) for kind in ("placed", "paid") if kind in kinds}
     return state
 

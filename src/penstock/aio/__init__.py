@@ -1,4 +1,5 @@
-"""penstock for event loops: the same handles with the same names, awaitable, and iterators as `async for`.
+"""penstock for event loops: handles of the same names whose calls are awaitable and whose iterators work with `async
+for`.
 
 >>> async with await penstock.aio.open("shop.db") as journal:
 ...     orders = journal.topic("orders")
@@ -9,10 +10,10 @@
     handles       the handles, method by method those of `penstock.core.surface`
     running       how their calls run beside the loop
 
-A cancelled call gives back what it gets: a journal or a subscription is closed, deliveries are released.
+A cancelled call releases its result: a journal or a subscription is closed, deliveries are released.
 
-What holds a thread for its whole life has no form here: run a block with a transaction or a fence in
-`asyncio.to_thread`. Workers and subscriptions are those of `penstock`, which event loops can use as they are.
+Transactions and fences hold a thread, so they have no form here: run such a block in `asyncio.to_thread`. Workers and
+subscriptions are the objects of `penstock`, which event loops can use directly.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ P = ParamSpec("P")
 
 
 def _opening(open: Callable[P, Journal]) -> Callable[P, Coroutine[Any, Any, AsyncJournal]]:
-    """Opens a journal, here or behind a url, for an event loop; the arguments are those of `penstock.open`."""
+    """Opens a journal, here or behind a url, for an event loop; the arguments are the arguments of `penstock.open`."""
 
     @functools.wraps(open)
     async def call(*args: P.args, **options: P.kwargs) -> AsyncJournal:

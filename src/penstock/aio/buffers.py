@@ -26,7 +26,7 @@ class AsyncProducer(AsyncHandle[Producer]):
     __slots__ = ()
 
     async def produce(self, entries: Sequence[bytes], metadata: bytes = b"") -> None:
-        """Adds entries and returns when the manifest holds them; waits where the buffer has no room."""
+        """Adds entries and returns when the manifest holds them; waits when the buffer has no room."""
         await submitted(lambda: self._sync.produce(entries, metadata, timeout=0))
 
     flush = threaded(Producer.flush)
@@ -48,21 +48,26 @@ class AsyncConsumer(AsyncHandle[Consumer]):
         super().__init__(sync)
         self._under_way: asyncio.Future[Batch | None] | None = None
         self._left: list[Descriptor] = []
-        """The descriptors that cancelled callers had been given, in order."""
+        """The descriptors of cancelled callers, in order."""
         self._lock = threading.Lock()
 
     async def next_batch(self) -> Batch | None:
-        """The next batch, or None when there is none yet. A batch that a cancelled caller asked for comes next."""
+        """Returns the next batch, or None when there is none yet.
+
+        A batch that a cancelled caller asked for comes next.
+        """
         step = self._under_way or asyncio.ensure_future(in_thread(self._next_batch))
         self._under_way = step
         try:
             return await asyncio.shield(step)
         finally:
-            if step.done():  # else its caller was cancelled, and the batch is the next one's
+            if step.done():  # otherwise the caller was cancelled, and the next caller gets the batch
                 self._under_way = None
 
     async def next_descriptors(self, limit: int) -> list[Descriptor]:
-        """Up to `limit` of the next entries, to be fetched elsewhere. What a cancelled caller asked for comes next."""
+        """Returns up to `limit` of the next entries, to be fetched elsewhere; entries of a cancelled caller come
+        next.
+        """
         return await hand_over(lambda: self._next_descriptors(limit), self._take_back)
 
     def _next_descriptors(self, limit: int) -> list[Descriptor]:
@@ -105,6 +110,6 @@ def _opening(kind: Callable[P, H], handle: Callable[[H], A]) -> Callable[P, Awai
 
 
 open_producer = _opening(Producer, AsyncProducer)
-"""Opens a producer for an event loop; the arguments are those of `penstock.buffer.Producer`."""
+"""Opens a producer for an event loop; the arguments are the arguments of `penstock.buffer.Producer`."""
 open_consumer = _opening(Consumer, AsyncConsumer)
-"""Opens a consumer for an event loop; the arguments are those of `penstock.buffer.Consumer`."""
+"""Opens a consumer for an event loop; the arguments are the arguments of `penstock.buffer.Consumer`."""

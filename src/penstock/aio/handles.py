@@ -1,6 +1,6 @@
-"""The handles for event loops: each method is that of the handle for threads, with its name, arguments and types.
+"""The handles for event loops: each method has the name, the arguments and the types of the handle for threads.
 
-Written out are those that take or give other handles.
+Only methods that take or return other handles are written out.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class AsyncJournal(AsyncHandle[Journal]):
     closed = Field[bool]("closed")
 
     def topic(self, name: str, *, payload: type[PayloadT] | UnionType | None = None) -> AsyncTopic[PayloadT]:
-        """A handle on a topic; see `penstock.Journal.topic`."""
+        """Returns a handle on a topic; see `penstock.Journal.topic`."""
         return AsyncTopic(self._sync.topic(name, payload=payload))
 
     @show_arguments(PolicyArguments, QueuePolicy)
@@ -81,7 +81,7 @@ class AsyncJournal(AsyncHandle[Journal]):
         payload: type[PayloadT] | UnionType | None = None,
         **options: Unpack[PolicyArguments],
     ) -> AsyncQueue[PayloadT]:
-        """A queue over the topic of that name; see `penstock.Journal.queue`."""
+        """Returns a queue over the topic of that name; see `penstock.Journal.queue`."""
         return AsyncQueue(
             await in_thread(lambda: self._sync.queue(name, create=create, policy=policy, payload=payload, **options))
         )
@@ -206,9 +206,9 @@ class AsyncQueue(AsyncHandle[Queue[PayloadT]], Generic[PayloadT]):
     async def push(
         self, payload: PayloadT, *, reply: bool = False, **options: Unpack[PushArguments]
     ) -> Receipt | ResultTicket:
-        """Adds a message and returns when it is durable; with `reply`, a ticket for what its handler returns.
+        """Adds a message and returns when it is durable; with `reply`, returns a ticket for the handler's result.
 
-        The options are those of `penstock.Queue.push`.
+        The options are the options of `penstock.Queue.push`.
         """
         if reply:
             return await in_thread(lambda: self._sync.push(payload, reply=True, **options))
@@ -218,7 +218,9 @@ class AsyncQueue(AsyncHandle[Queue[PayloadT]], Generic[PayloadT]):
     def receive(
         self, *, wait: Duration | None = 0, **options: Unpack[TakeArguments]
     ) -> AsyncReceiver[AsyncDelivery[PayloadT]]:
-        """`async with` it for one message or None, `async for` one after the other; options are those of `take`.
+        """Returns a receiver: `async with` it for one message or None, or iterate with `async for`.
+
+        The options are the options of `take`.
 
         An `async with` block acknowledges its message, or gives it back with the error that left the block.
         """
@@ -226,7 +228,7 @@ class AsyncQueue(AsyncHandle[Queue[PayloadT]], Generic[PayloadT]):
 
     @show_arguments(TakeArguments, TakeRequest)
     async def take(self, *, wait: Duration = 0, **options: Unpack[TakeArguments]) -> AsyncDelivery[PayloadT] | None:
-        """The next message, until it is settled or its lease ends; see `penstock.Queue.take`."""
+        """Returns the next message, until it is settled or its lease ends; see `penstock.Queue.take`."""
         found = await self._sync.take_async(wait=wait, **options)
         return None if found is None else AsyncDelivery(found)
 
@@ -234,7 +236,7 @@ class AsyncQueue(AsyncHandle[Queue[PayloadT]], Generic[PayloadT]):
     async def take_many(
         self, limit: int, *, wait: Duration = 0, **options: Unpack[TakeManyArguments]
     ) -> list[AsyncDelivery[PayloadT]]:
-        """Up to `limit` messages, as many as there are; `wait`: how long to wait for the first."""
+        """Returns up to `limit` messages; `wait` is the time to wait for the first message."""
         return [AsyncDelivery(one) for one in await self._sync.take_many_async(limit, wait=wait, **options)]
 
     async def claim(
@@ -254,11 +256,11 @@ class AsyncQueue(AsyncHandle[Queue[PayloadT]], Generic[PayloadT]):
         return [AsyncDelivery(one) for one in claimed]
 
     async def delivery(self, token: str) -> AsyncDelivery[PayloadT]:
-        """The delivery a token names, as its holder has it; StaleDelivery when its lease is gone."""
+        """Returns the delivery of a token, as its holder has it; raises StaleDelivery when its lease is gone."""
         return AsyncDelivery(await in_thread(self._sync.delivery, token))
 
     async def ack_many(self, deliveries: Iterable[AsyncDelivery[PayloadT] | str]) -> int:
-        """Settles deliveries (or their tokens) in one commit; returns how many were still held."""
+        """Settles deliveries (or their tokens) in one commit; returns the number that were still held."""
         return await in_thread(self._sync.ack_many, plain(deliveries))
 
     async def redrive(
@@ -269,11 +271,11 @@ class AsyncQueue(AsyncHandle[Queue[PayloadT]], Generic[PayloadT]):
         where: EventChoice | None = None,
         dry_run: bool = False,
     ) -> Redriven:
-        """Sends dead letters back to where they come from, or `to`; see `penstock.Queue.redrive`."""
+        """Sends dead letters back to their original queues, or to `to`; see `penstock.Queue.redrive`."""
         return await in_thread(self._sync.redrive, to=plain(to), limit=limit, where=where, dry_run=dry_run)
 
     async def move(self, to: AsyncQueue, *, limit: int | None = None, where: EventChoice | None = None) -> int:
-        """Moves messages that are not in flight to the end of another queue, all or nothing; returns how many."""
+        """Moves messages that are not in flight to the end of another queue, all or nothing; returns their number."""
         return await in_thread(self._sync.move, plain(to), limit=limit, where=where)
 
     def __aiter__(self) -> AsyncGenerator[Event[PayloadT], None]:
@@ -313,7 +315,9 @@ def _release(deliveries: Iterable[Delivery]) -> None:
 
 
 class AsyncDelivery(AsyncHandle[Delivery[PayloadT]], Generic[PayloadT]):
-    """A message that is yours until `deadline`: `ack` it, `nack` it, or use it as a context manager that does."""
+    """A message under your lease until `deadline`: `ack` it, `nack` it, or use it as a context manager, which
+    settles it.
+    """
 
     __slots__ = ()
 
@@ -337,7 +341,7 @@ class AsyncDelivery(AsyncHandle[Delivery[PayloadT]], Generic[PayloadT]):
 
     @property
     def queue(self) -> AsyncQueue[PayloadT]:
-        """The queue it was taken from."""
+        """The queue that the message was taken from."""
         return AsyncQueue(self._sync.queue)
 
     async def __aenter__(self) -> Self:

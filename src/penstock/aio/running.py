@@ -20,7 +20,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 PIECE = 500
-"""Events that a thread reads at a time for an `async for`."""
+"""The events that a thread reads at a time for an `async for`."""
 
 in_thread = asyncio.to_thread
 
@@ -32,7 +32,7 @@ class Closable(Protocol):
 
 
 class AsyncHandle(Generic[H]):
-    """A handle for an event loop, over one for threads."""
+    """A handle for an event loop, over a handle for threads."""
 
     __slots__ = ("_sync",)
 
@@ -50,7 +50,7 @@ class AsyncHandle(Generic[H]):
 
 
 def plain(given: Any) -> Any:
-    """An argument, or the things in it, with the handles for threads in the place of those for event loops."""
+    """Returns an argument with its handles for event loops replaced by handles for threads."""
     if isinstance(given, AsyncHandle):
         return given._sync
     if isinstance(given, Iterable) and not isinstance(given, str | bytes):
@@ -59,7 +59,7 @@ def plain(given: Any) -> Any:
 
 
 def close(found: Closable) -> None:
-    """Undoes the opening of something."""
+    """Closes a resource that was opened."""
     found.close()
 
 
@@ -79,7 +79,7 @@ def threaded(
 def acquired(
     method: Callable[Concatenate[H, P], T], undo: Callable[[T], object]
 ) -> Callable[Concatenate[AsyncHandle[H], P], Coroutine[Any, Any, T]]:
-    """Runs the method in a thread; `undo` is given what it returns when the caller was cancelled meanwhile."""
+    """Runs the method in a thread; `undo` gets the result when the caller was cancelled meanwhile."""
 
     @functools.wraps(method)
     async def call(self: AsyncHandle[H], /, *args: P.args, **options: P.kwargs) -> T:
@@ -91,7 +91,7 @@ def acquired(
 def finished(
     method: Callable[Concatenate[H, P], T],
 ) -> Callable[Concatenate[AsyncHandle[H], P], Coroutine[Any, Any, T]]:
-    """Runs the method in a thread to its end, also for a caller that is cancelled meanwhile."""
+    """Runs the method in a thread to its end, even when the caller is cancelled meanwhile."""
 
     @functools.wraps(method)
     async def call(self: AsyncHandle[H], /, *args: P.args, **options: P.kwargs) -> T:
@@ -103,7 +103,7 @@ def finished(
 def streamed(
     method: Callable[Concatenate[H, P], Iterator[T]],
 ) -> Callable[Concatenate[AsyncHandle[H], P], AsyncGenerator[T, None]]:
-    """Gives what the method's iterator gives, read in a thread."""
+    """Yields the items of the method's iterator, which a thread reads."""
 
     @functools.wraps(method)
     def call(self: AsyncHandle[H], /, *args: P.args, **options: P.kwargs) -> AsyncGenerator[T, None]:
@@ -113,7 +113,7 @@ def streamed(
 
 
 def at_once(method: Callable[Concatenate[H, P], T]) -> Callable[Concatenate[AsyncHandle[H], P], T]:
-    """Calls the method, which neither waits nor looks at the store."""
+    """Calls the method, which neither waits nor reads the store."""
 
     @functools.wraps(method)
     def call(self: AsyncHandle[H], /, *args: P.args, **options: P.kwargs) -> T:
@@ -125,7 +125,7 @@ def at_once(method: Callable[Concatenate[H, P], T]) -> Callable[Concatenate[Asyn
 def awaited(
     method: Callable[Concatenate[H, P], Coroutine[Any, Any, T]],
 ) -> Callable[Concatenate[AsyncHandle[H], P], Coroutine[Any, Any, T]]:
-    """Awaits the method, which is for event loops already."""
+    """Awaits the method, which already is for event loops."""
 
     @functools.wraps(method)
     async def call(self: AsyncHandle[H], /, *args: P.args, **options: P.kwargs) -> T:
@@ -137,7 +137,7 @@ def awaited(
 def ticketed(
     submit: Callable[Concatenate[H, P], Ticket[T]], like: Callable[..., T]
 ) -> Callable[Concatenate[AsyncHandle[H], P], Coroutine[Any, Any, T]]:
-    """Awaits the ticket that a method submits: what the method `like` does for threads."""
+    """Awaits the ticket of a submitting method; the method `like` does the same for threads."""
 
     async def call(self: AsyncHandle[H], /, *args: P.args, **options: P.kwargs) -> T:
         return await submitted(lambda: submit(self._sync, *args, **options))
@@ -146,16 +146,16 @@ def ticketed(
 
 
 async def submitted(submit: Callable[[], Ticket[T]]) -> T:
-    """The outcome of a ticket, once the writer has room for it."""
+    """Returns the outcome of a ticket, once the writer has room for it."""
     while True:
         try:
-            return await submit()  # a server's ticket may say it as well
+            return await submit()  # a server's ticket may raise it too
         except Backpressure as error:
             await asyncio.sleep(error.retry_after)
 
 
 class Field(Generic[T]):
-    """A property of a handle for threads that needs no look at the store."""
+    """A property of a handle for threads that does not read the store."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -166,7 +166,7 @@ class Field(Generic[T]):
 
 
 class Look(Generic[T]):
-    """A property that looks at the store: it is awaited."""
+    """A property that reads the store and is awaited."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -189,7 +189,7 @@ async def in_pieces(begin: Callable[P, Iterator[T]], *args: P.args, **options: P
             if len(piece) < PIECE:
                 return
     finally:
-        # A cancelled reader's thread may be reading still: what it reads from is closed after it.
+        # The thread of a cancelled reader may still read, so the iterator is closed after the thread.
         await asyncio.shield(asyncio.ensure_future(_close(found, step)))
 
 

@@ -144,7 +144,9 @@ class Consumer(BufferHandle):
         self._measures.descriptors.inc(len(found))
 
     def fetcher(self) -> Fetcher:
-        """The fetcher that turns descriptors into batches: picklable, thread-safe, and outliving this consumer."""
+        """Returns the fetcher that turns descriptors into batches: picklable, thread-safe, and outliving this
+        consumer.
+        """
         return self._fetcher
 
     def fetch(self, descriptor: Descriptor) -> Batch:
@@ -313,7 +315,7 @@ class Consumer(BufferHandle):
         self._check_process()  # no epoch would distinguish parent and child
 
     def buffer_id(self) -> str:
-        """The buffer's identity, the same behind every url; stored beside the manifest."""
+        """Returns the buffer's identity, the same behind every url; stored beside the manifest."""
         return buffer_id(self._store, self.paths.manifest)
 
     @property
@@ -534,7 +536,9 @@ class ConsumerRun:
     # ── handing over ──
 
     def _hand_over(self) -> None:
-        """In order, handles what the fetching threads bring; else they handle it, and this waits for the end."""
+        """Handles the fetched batches in order; with `ordered=False` the fetching threads handle them, and this
+        waits for the end.
+        """
         if not self._options.ordered:
             self._stopping.wait()
             return
@@ -614,7 +618,7 @@ def _join(threads: Iterable[threading.Thread]) -> None:
 
 @contextmanager
 def _calling(handler: Callable[[Batch], object]) -> Iterator[Callable[[Batch], object]]:
-    """The handler as a function: a coroutine function runs on an event loop of the calling thread's own."""
+    """Yields the handler as a function; a coroutine function runs on an event loop of the calling thread's own."""
     if not inspect.iscoroutinefunction(handler):
         yield handler
         return

@@ -99,7 +99,9 @@ def batch_footer(count: int, compression: Compression = "none") -> bytes:
 
 
 def compress_entries(encoded: Buffer, *, checksum: bool = True) -> bytes:
-    """Encoded entries as one zstd frame, with zstd's own checksum unless told otherwise; every reader takes both."""
+    """Returns encoded entries as one zstd frame, with zstd's own checksum unless told otherwise; every reader takes
+    both.
+    """
     import zstandard
 
     compressed: bytes = zstandard.ZstdCompressor(level=3, write_checksum=checksum).compress(encoded)
@@ -185,7 +187,7 @@ def open_batch(data: Buffer, *, limit: int = MAX_BATCH_BYTES) -> DecodedBatch:
 
 
 def unwrap(data: Buffer, limit: int) -> tuple[Buffer, int, int]:
-    """The bytes that hold the entries, where they end, and how many entries there should be."""
+    """Returns the bytes that hold the entries, where they end, and how many entries there should be."""
     size = len(data)
     if size < _FOOTER.size:
         raise Corrupt(f"a batch of {size} bytes is too small for its {_FOOTER.size}-byte footer", offset=size)
@@ -206,7 +208,7 @@ def unwrap(data: Buffer, limit: int) -> tuple[Buffer, int, int]:
 
 
 def decode_arrow(data: Buffer, limit: int = MAX_BATCH_BYTES) -> pyarrow.Array:
-    """The entries of a batch object as one Arrow binary array, without a Python object per entry."""
+    """Returns the entries of a batch object as one Arrow binary array, without a Python object per entry."""
     from penstock.buffer.arrow import block_to_arrow
 
     unwrapped, end, count = unwrap(data, limit)
@@ -214,7 +216,7 @@ def decode_arrow(data: Buffer, limit: int = MAX_BATCH_BYTES) -> pyarrow.Array:
 
 
 def decode_batch(data: Buffer, *, limit: int = MAX_BATCH_BYTES) -> list[bytes]:
-    """The entries of a batch object."""
+    """Returns the entries of a batch object."""
     return open_batch(data, limit=limit).entries
 
 
@@ -394,12 +396,12 @@ class Manifest:
         return Corrupt(why, file=self.path, offset=offset)
 
     def __iter__(self) -> Iterator[Descriptor]:
-        """Every entry, oldest first."""
+        """Yields every entry, oldest first."""
         for start, end, sequence in self._walk():
             yield self._decode(start, end, sequence)
 
     def after(self, sequence: int | None, limit: int) -> list[Descriptor]:
-        """Up to `limit` entries with a sequence above `sequence` (None: from the first); reads no further."""
+        """Returns up to `limit` entries with a sequence above `sequence` (None: from the first); reads no further."""
         found: list[Descriptor] = []
         if limit <= 0:
             return found
@@ -411,18 +413,18 @@ class Manifest:
         return found
 
     def first_sequence(self) -> int | None:
-        """The oldest entry's sequence, or None when there are no entries."""
+        """Returns the oldest entry's sequence, or None when there are no entries."""
         for _, _, sequence in self._walk():
             return sequence
         return None
 
     def locations(self) -> Iterator[tuple[int, str]]:
-        """Every entry's sequence and location, without decoding metadata."""
+        """Yields every entry's sequence and location, without decoding metadata."""
         for start, end, sequence in self._walk():
             yield sequence, self._location(start, end)
 
     def marks(self, through: int | None = None) -> Iterator[Mark]:
-        """The marks of the entries (up to a sequence) that have one."""
+        """Yields the marks of the entries (up to a sequence) that have one."""
         for start, end, sequence in self._walk():
             if through is not None and sequence > through:
                 return
@@ -435,7 +437,7 @@ class Manifest:
                     yield mark
 
     def _crc(self, begin: int, end: int) -> int | None:
-        """The checksum behind an entry's last range, if there is one."""
+        """Returns the checksum behind an entry's last range, if there is one."""
         if end - begin < _CRC.size:
             return None
         magic, crc = _CRC.unpack_from(self.data, begin)
@@ -575,7 +577,9 @@ def append(
 
 
 def dequeue(manifest: Manifest, through: int) -> bytes:
-    """The manifest without its leading entries whose sequence is at most `through`; the others are copied verbatim."""
+    """Returns the manifest without its leading entries whose sequence is at most `through`; the others are copied
+    verbatim.
+    """
     cut = removed = 0
     for _, end, sequence in manifest._walk():
         if sequence > through:
@@ -588,7 +592,7 @@ def dequeue(manifest: Manifest, through: int) -> bytes:
 
 
 def set_epoch(manifest: Manifest, epoch: int) -> bytes:
-    """The manifest with another epoch."""
+    """Returns the manifest with another epoch."""
     body = memoryview(manifest.data)[: len(manifest.data) - MANIFEST_FOOTER_SIZE]
     return b"".join((body, _MANIFEST_FOOTER.pack(manifest.count, manifest.next_sequence, epoch, MANIFEST_VERSION)))
 
@@ -620,7 +624,7 @@ class Mark(NamedTuple):
 
 
 def encode_mark(mark: Mark) -> bytes:
-    """The bytes that follow an entry's last metadata range."""
+    """Returns the bytes that follow an entry's last metadata range."""
     name = mark.name.encode()
     if not 0 < len(name) <= MAX_MARK_NAME or not 0 <= mark.number < 1 << 64:
         raise ConfigError(f"a mark has a name of 1 to {MAX_MARK_NAME} bytes and a number of 64 bits, not {mark!r}")

@@ -214,7 +214,7 @@ class Backoff:
         self._random = random.Random(seed)
 
     def delay(self, failures: int) -> float:
-        """Seconds to wait after this many failures in a row."""
+        """Returns seconds to wait after this many failures in a row."""
         ceiling = min(self._most, self._first * 2.0 ** min(failures, 30))
         return self._random.uniform(ceiling / 4, ceiling)
 
@@ -248,7 +248,7 @@ class Contention:
         self._round += self._WEIGHT * (seconds - self._round)
 
     def delay(self, losses: int) -> float:
-        """Seconds to wait after losing this many times in a row."""
+        """Returns seconds to wait after losing this many times in a row."""
         rounds = min(self._MOST_ROUNDS, self._STEP * losses)
         return min(2.0, self._random.uniform(0.0, rounds) * self._round)
 

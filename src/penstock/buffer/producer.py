@@ -347,7 +347,7 @@ class UploadPipeline:
             self._work.notify()
 
     def landed(self, batches: list[OutgoingBatch]) -> None:
-        """The manifest holds these batches: their room is free again (the lock is held)."""
+        """Frees the room of batches that the manifest holds. The caller holds the lock."""
         for batch in batches:
             self._in_flight -= 1
             self._in_flight_bytes -= batch.size
@@ -439,7 +439,7 @@ class UploadPipeline:
             return done()
 
     def close_intake(self) -> None:
-        """No more entries: callers that wait for room, or come later, get `Closed`."""
+        """Refuses further entries: callers that wait for room, or come later, get `Closed`."""
         with self.lock:
             self.closing = True
             self._landed.notify_all()

@@ -33,7 +33,7 @@ def buffer() -> None:
 
 
 def store_option(text: str) -> tuple[str, str]:
-    """A store's option: KEY=VALUE."""
+    """Returns a store's option: KEY=VALUE."""
     name, equals, value = text.partition("=")
     if not equals or not name:
         raise ValueError(f"{text!r} is not KEY=VALUE")
@@ -66,7 +66,7 @@ class NamedBuffer:
         return shard_paths(own, self.named.get("shard", 0) if shard is None else shard, self.named.get("shards", 1))
 
     def every(self) -> Iterator[BufferPaths]:
-        """The paths of every shard."""
+        """Returns the paths of every shard."""
         return (self.paths(shard) for shard in range(self.named["shards"]))
 
     def read(self) -> Manifest:
@@ -162,7 +162,7 @@ def status(buffer: NamedBuffer, as_json: bool) -> None:
 
 
 def _status(found: Manifest, where: BufferPaths) -> dict[str, object]:
-    """A manifest in numbers; the lag is the age of the oldest entry that waits."""
+    """Returns a manifest in numbers; the lag is the age of the oldest entry that waits."""
     from penstock.buffer.manifest import lag_of
 
     oldest = found.after(None, 1)
@@ -194,7 +194,7 @@ def produce(buffer: NamedBuffer, metadata: str, compression: Literal["none", "zs
 
 
 def _calls(source: BufferedIOBase, end: bytes) -> Iterator[list[bytes]]:
-    """The input's entries as they come: a pipe that pauses holds none back. The last one need not be ended."""
+    """Yields the input's entries as they come: a pipe that pauses holds none back. The last one need not be ended."""
     rest: list[bytes] = []  # of an entry that has not ended yet, which may be large
     while chunk := source.read1(1 << 20):
         first, *others = chunk.split(end)

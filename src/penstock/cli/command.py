@@ -75,7 +75,7 @@ class Nothing(Exception):
 
 
 def extra_for(module: str | None) -> str | None:
-    """The extra that brings a package."""
+    """Returns the extra that brings a package."""
     package = (module or "").partition(".")[0]
     return next((extra for extra, packages in EXTRAS.items() if package in packages), None)
 
@@ -102,7 +102,7 @@ class CommandContext:
     # ── the journal ──────────────────────────────────────────────────────────────────────────────────────────────────
     @contextmanager
     def journal(self, *, read_only: bool = False, standby: bool = False) -> Iterator[Journal]:
-        """The journal the command is about, closed at the end. Only --create makes one that is not there.
+        """Opens the journal that the command is about, and closes it at the end. Only --create makes a missing journal.
 
         `standby` waits for as long as another process writes a journal in an object store. At a terminal it says which
         journal it is.
@@ -149,14 +149,14 @@ class CommandContext:
         return shown_url(self.journal_url) if is_served(self.journal_url) else shown_store(self.journal_url)
 
     def existing_topic(self, journal: Journal, name: str) -> Topic:
-        """A topic that is there; Nothing when it is not."""
+        """Returns a topic that is there; Nothing when it is not."""
         topic = journal.topic(name)
         if topic.latest == 0 and name not in journal.topics():
             raise Nothing(f"there is no topic {name!r} in {self.shown_journal}{did_you_mean(name, journal.topics())}")
         return topic
 
     def existing_queue(self, journal: Journal, name: str) -> Queue:
-        """A queue that is there, or that --create makes; Nothing when it is not."""
+        """Returns a queue that is there, or that --create makes; Nothing when it is not."""
         from penstock.errors import UnknownQueue
 
         try:
@@ -169,17 +169,19 @@ class CommandContext:
 
     # ── saying something ─────────────────────────────────────────────────────────────────────────────────────────────
     def line(self, text: str, style: str | None = None) -> None:
-        """A line for people; nothing with --json."""
+        """Prints a line for people; nothing with --json."""
         if not self.json:
             self.out.write((paint(text, style, self.color) if style else text) + "\n")
 
     def note(self, text: str) -> None:
-        """A remark beside the results, on the error stream."""
+        """Prints a remark beside the results, on the error stream."""
         self.err.write(text + "\n")
         self.err.flush()
 
     def document(self, value: object, **further: object) -> None:
-        """A line of JSON, for machines: a struct with `further` fields, its event as a document; or any other value."""
+        """Prints a line of JSON, for machines: a struct with `further` fields, its event as a document; or any other
+        value.
+        """
         import msgspec
 
         if isinstance(value, msgspec.Struct):
@@ -191,7 +193,7 @@ class CommandContext:
         self.out.write(msgspec.json.encode(value).decode() + "\n")
 
     def rows(self, columns: Sequence[str], rows: Iterable[Sequence[object]], *, otherwise: str = "") -> None:
-        """A table; with --json one object per row, its names the columns in lower case."""
+        """Prints a table; with --json one object per row, whose names are the columns in lower case."""
         if self.json:
             names = [column.lower().replace(" ", "_") for column in columns]
             for row in rows:
@@ -204,14 +206,14 @@ class CommandContext:
             self.note(f"{otherwise} ({self.shown_journal})")
 
     def record(self, values: dict[str, object]) -> None:
-        """A record, one field a line; with --json one object."""
+        """Prints a record, one field a line; with --json one object."""
         if self.json:
             self.document({name.replace(" ", "_"): value for name, value in values.items()})
         else:
             self.line(pairs(values, color=self.color))
 
     def event(self, event: Event, *, payload_only: bool = False, topic: bool = False) -> None:
-        """An event on one line; with --json its document."""
+        """Prints an event on one line; with --json its document."""
         if payload_only:
             self.out.write(raw_payload(event) + "\n")
         elif self.json:
@@ -233,7 +235,7 @@ class CommandContext:
 
     # ── asking ───────────────────────────────────────────────────────────────────────────────────────────────────────
     def lines(self, what: str) -> Iterator[bytes]:
-        """The lines of standard input, each a `what`; at a terminal it says so."""
+        """Returns the lines of standard input, each a `what`; at a terminal it says so."""
         if self.input.isatty():
             self.note(f"reading from the keyboard, every line is a {what}; Ctrl-D ends it")
         return iter(self.input.buffer)
@@ -331,7 +333,7 @@ class CommandGroup(click.Group):
     """A group whose help shows each command's whole first paragraph, by section."""
 
     def sections(self) -> dict[str, list[str]]:
-        """The names of the commands below each heading."""
+        """Returns the names of the commands below each heading."""
         return {"Commands": sorted(self.commands)}
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -345,7 +347,7 @@ class CommandGroup(click.Group):
 
 
 def summary(command: click.Command | None) -> str:
-    """The first paragraph of a command's help, on one line."""
+    """Returns the first paragraph of a command's help, on one line."""
     text = (command and command.help) or ""
     return " ".join(text.partition("\n\n")[0].split())
 
@@ -406,7 +408,7 @@ def _about(
 
 
 def given_options() -> dict[str, Any]:
-    """The options the user gave, by name: also those whose value is None."""
+    """Returns the options the user gave, by name: also those whose value is None."""
     ctx = click.get_current_context()
     names = [parameter.name for parameter in ctx.command.params if isinstance(parameter, click.Option)]
     return {name: ctx.params[name] for name in names if name in ctx.params and _was_given(ctx, name)}

@@ -94,7 +94,7 @@ def _has_browser() -> bool:
 
 @contextmanager
 def _served(journal: LocalJournal, listening: socket.socket) -> Iterator[str]:
-    """The console over a journal, served by a thread of this process."""
+    """Serves the console over a journal from a thread of this process while the block runs."""
     from penstock.server.running import make_server
 
     server = make_server(journal)
@@ -108,7 +108,7 @@ def _served(journal: LocalJournal, listening: socket.socket) -> Iterator[str]:
 
 
 def _tell(context: CommandContext, shop: DemoShop, url: str, seconds: float, stop: StopSignals) -> None:
-    """The story: what happens when, and where to look."""
+    """Prints the story of the demo: what happens when, and where to look."""
     began = time.monotonic()
 
     def say(text: str, path: str, look: str) -> None:
@@ -195,7 +195,9 @@ class DemoShop:
     """Producers, workers and failures over one journal, from `open` to `close`."""
 
     def __init__(self, journal: Journal, pace: float) -> None:
-        """`pace` is how much faster or slower than a demo of 30 seconds things go wrong and are tried again."""
+        """Sets up the demo; `pace` is how much faster or slower than a demo of 30 seconds things go wrong and are
+        tried again.
+        """
         self.journal = journal
         self.mail_works = True
         self.sent = 0

@@ -250,7 +250,7 @@ def restore(context: CommandContext, backup: str) -> int:
 
 
 def _named_url(text: str) -> tuple[str, str]:
-    """A buffer: NAME=URL, or a url that is its own name."""
+    """Returns a buffer: NAME=URL, or a url that is its own name."""
     name, equals, url = text.partition("=")
     return (name, url) if equals and "/" not in name else (shown_url(text), text)
 

@@ -142,7 +142,7 @@ def _read_events(topic: Topic) -> tuple[int, str | None]:
 
 
 def _readable_again(topic: Topic, last: int) -> str:
-    """From where on a topic that is damaged behind a position can be read to its end."""
+    """Returns a sentence that says from which position on a damaged topic can be read to its end."""
     first = 0
     with suppress(PenstockError):
         for event in topic.read(after=last, reverse=True):
@@ -438,7 +438,7 @@ SETTINGS = {
 
 
 def _options() -> list[click.Parameter]:
-    """Every field as an option: its type says how it is read."""
+    """Returns every field as an option: its type says how it is read."""
     from msgspec import inspect
 
     from penstock.core.journal.catalog import Settings

@@ -138,7 +138,9 @@ def _run(words: Sequence[str], *, json: bool) -> int:
 
 
 def _plain(error: click.UsageError, words: Sequence[str]) -> str:
-    """A sentence of ours as it is; Click's own as one that follows `penstock: `, without the secrets of its urls."""
+    """Returns a sentence of ours as it is; Click's own as one that follows `penstock: `, without the secrets of its
+    urls.
+    """
     from penstock.core.names import shown_url
 
     first, *rest = error.format_message().split("\n")
@@ -156,7 +158,9 @@ def _hint(error: click.UsageError) -> str:
 
 
 def _explain(error: Exception, *, json: bool) -> int:
-    """A sentence for an error that a user can do something about; anything else is a defect and keeps its traceback."""
+    """Returns a sentence for an error that a user can do something about; anything else is a defect and keeps its
+    traceback.
+    """
     from penstock.errors import ConfigError, Corrupt, NoStore, PenstockError
 
     if isinstance(error, NoStore):
@@ -183,7 +187,9 @@ _YES_OR_NO = ("priority", "feed", "by_key", "verified", "indexed")
 
 
 def _as_options(message: str) -> str:
-    """A sentence about Python's arguments as one about options: takeover=True is --takeover, max_age= is --max-age."""
+    """Returns a sentence about Python's arguments as one about options: takeover=True is --takeover, max_age= is
+    --max-age.
+    """
     return _ARGUMENT.sub(
         lambda found: f"--{found[1].replace('_', '-')}{' yes' if found[2] and found[1] in _YES_OR_NO else ''}", message
     )

@@ -49,12 +49,12 @@ def colored(stream: TextIO) -> bool:
 
 
 def paint(text: str, style: str, on: bool) -> str:
-    """Text in a style, where colour is wanted."""
+    """Returns text in a style, where colour is wanted."""
     return f"\x1b[{_STYLES[style]}m{text}\x1b[0m" if on and text else text
 
 
 def safe(text: str) -> str:
-    """Text that cannot move the cursor or recolour the terminal: control characters are spelled out."""
+    """Returns text that cannot move the cursor or recolour the terminal: control characters are spelled out."""
     return text if text.isprintable() else "".join(c if c.isprintable() else f"\\x{ord(c):02x}" for c in text)
 
 
@@ -64,7 +64,7 @@ def safe_lines(text: str) -> str:
 
 
 def shown(value: object) -> str:
-    """A value as a table's cell."""
+    """Returns a value as a table's cell."""
     if value is None:
         return "–"
     if isinstance(value, bool):
@@ -103,7 +103,7 @@ def _line(cells: Sequence[str], widths: Sequence[int], right: Sequence[bool]) ->
 
 
 def pairs(values: dict[str, object], *, color: bool) -> str:
-    """A record, one field a line."""
+    """Returns a record, one field a line."""
     lines = [(safe(name), shown(value)) for name, value in values.items()]  # a header may have any name
     width = max((len(name) for name, _ in lines), default=0)
     return "\n".join(f"{paint(name.ljust(width), 'bold', color)}  {value}" for name, value in lines)
@@ -117,7 +117,7 @@ WIDEST_PAYLOAD = 4000
 
 
 def payload_text(event: Event) -> str:
-    """A payload on one line."""
+    """Returns a payload on one line."""
     raw = event.raw
     if event.binary:
         return f"<{show_size(len(raw))} of bytes> {raw[:32].hex(' ')}{' …' if len(raw) > 32 else ''}"
@@ -126,7 +126,7 @@ def payload_text(event: Event) -> str:
 
 
 def event_line(event: Event, *, color: bool, topic: bool = False) -> str:
-    """An event on one line: position, time, kind, key, payload."""
+    """Returns an event on one line: position, time, kind, key, payload."""
     parts = [
         paint(f"{event.topic}#{event.seq}" if topic else f"#{event.seq}", "cyan", color),
         paint(show_moment(event.recorded_at), "dim", color),
@@ -139,7 +139,7 @@ def event_line(event: Event, *, color: bool, topic: bool = False) -> str:
 
 
 def event_record(event: Event) -> dict[str, object]:
-    """Everything about an event but its payload, by name."""
+    """Returns everything about an event but its payload, by name."""
     values: dict[str, object] = {"seq": event.seq, "topic": event.topic, "kind": event.kind, "id": event.id}
     optional = {
         "key": event.key,
@@ -155,7 +155,7 @@ def event_record(event: Event) -> dict[str, object]:
 
 
 def pretty_payload(event: Event) -> str:
-    """A payload laid out for reading."""
+    """Returns a payload laid out for reading."""
     if event.binary:
         return payload_text(event)
     import msgspec
@@ -169,7 +169,7 @@ def pretty_payload(event: Event) -> str:
 
 
 def raw_payload(event: Event) -> str:
-    """A payload as it is stored, on one line."""
+    """Returns a payload as it is stored, on one line."""
     raw = event.raw
     if not event.binary and b"\n" in raw:
         import msgspec

@@ -24,7 +24,7 @@ _COLUMNS = ("Flow", "State", "Rows", "Rows/s", "Lag", "Batch", "Batch time", "Re
 
 
 def _setting(text: str) -> tuple[str, str]:
-    """A Spark setting: spark.NAME=VALUE."""
+    """Returns a Spark setting: spark.NAME=VALUE."""
     name, equals, value = text.partition("=")
     if not equals or not name.startswith("spark."):
         raise ValueError(f"a Spark setting is spark.NAME=VALUE, not {text!r}")

@@ -347,7 +347,7 @@ def discard(
 @click.argument("positions", nargs=-1, required=True, type=values.position, help="the messages' positions")
 @only_group
 def run_now(context: CommandContext, queue: Queue, positions: tuple[int, ...], group: str | None) -> Done:
-    """Makes delayed messages ready at once, also those that wait for their retry."""
+    """Makes delayed messages ready at once, including messages that wait for their retry."""
     from penstock import acts
 
     return context.perform(acts.RunNow(queue, list(positions), group))
@@ -441,7 +441,7 @@ def pause(context: CommandContext, queue: Queue, group: str | None) -> Done:
 def resume(context: CommandContext, queue: Queue, group: str | None) -> Done:
     """Ends a pause: workers and takes that wait go on at once.
 
-    The pause of the whole queue and the pauses of its groups are ended each on its own.
+    The pause of the whole queue and the pauses of its groups end separately.
     """
     from penstock import acts
 
@@ -600,7 +600,10 @@ def task(context: CommandContext, id: str) -> None:
 
 
 def _awaited(context: CommandContext, journal: Journal, name: str, stop: StopSignals) -> Queue:
-    """The queue; waits for it, as a worker may start before the program that makes it. A misspelt name is an error."""
+    """Returns the queue; waits for it, as a worker may start before the program that makes it.
+
+    A misspelt name is an error.
+    """
     told = False
     while True:
         try:
@@ -617,7 +620,9 @@ def _awaited(context: CommandContext, journal: Journal, name: str, stop: StopSig
 
 @contextmanager
 def _journal_of(tasks: Tasks | None, context: CommandContext) -> Iterator[Journal]:
-    """The journal that tasks were made with, else the command's; UsageError when --url names another one."""
+    """Opens the journal that the tasks were made with, else the journal of the command; UsageError when --url names
+    another journal.
+    """
     bound = None if tasks is None else tasks.bound
     if bound is None:
         with context.journal() as journal:
@@ -651,7 +656,7 @@ def _is_at(journal: Journal, context: CommandContext) -> bool:
 
 
 def _tasks(path: str) -> Tasks:
-    """The tasks that `module:name` names."""
+    """Returns the tasks that `module:name` names."""
     from penstock.core.queue.tasks.tasks import Tasks
 
     if ":" not in path:
@@ -693,7 +698,7 @@ def workers(context: CommandContext, only: str | None, forget: str | None, trace
         else:
             there = []
             for name in journal.queues():
-                with suppress(UnknownQueue):  # dropped this very moment
+                with suppress(UnknownQueue):  # dropped at this moment
                     there += [(name, one) for one in journal.queue(name, create=False).consumers()]
     if context.json:
         for one in found:
@@ -772,7 +777,7 @@ def push(context: CommandContext, queue: str, payload: str | None, text: bool, h
 
 
 def _payloads(context: CommandContext, text: bool) -> Iterator[object]:
-    """The payloads on the lines of standard input."""
+    """Yields the payloads on the lines of standard input."""
     for at, line in enumerate(context.lines("message"), 1):
         if line.strip():
             try:
@@ -830,7 +835,7 @@ def take(
 
 
 def _why_none(queue: Queue, group: str) -> str:
-    """Why a take of a queue found nothing."""
+    """Returns the reason why a take of a queue found nothing."""
     stats = queue.stats(group)
     if not stats.ready:
         return f"no message is ready in {queue.name}"

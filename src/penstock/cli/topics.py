@@ -271,7 +271,7 @@ the_consumer = click.argument("consumer", help="the consumer")
 
 
 def chosen_topics(context: CommandContext, journal: Journal, topic: str | None) -> list[Topic]:
-    """The topic a command names, or all of them."""
+    """Returns the topic a command names, or all of them."""
     if topic is not None:
         return [context.existing_topic(journal, topic)]
     return [journal.topic(name) for name in journal.topics()]
@@ -480,7 +480,7 @@ class EventLines:
                 yield draft, len(line)
 
     def _draft(self, line: bytes) -> Draft | None:
-        """The draft of one line; None for an empty one."""
+        """Returns the draft of one line; None for an empty one."""
         from penstock.core.documents.events import draft_from_json
         from penstock.core.events import Draft
 
@@ -532,7 +532,7 @@ def _append_lines(context: CommandContext, topic: Topic, lines: EventLines, file
 
 
 def _progress(context: CommandContext, file: str | None) -> Any:
-    """A progress bar on the error stream, where there is a terminal and a file of known size."""
+    """Returns a progress bar on the error stream, where there is a terminal and a file of known size."""
     if file is None or context.json or not context.err.isatty():
         return nullcontext()
     return click.progressbar(length=Path(file).stat().st_size, label=Path(file).name, file=context.err)

@@ -25,17 +25,17 @@ F = TypeVar("F", bound=Callable[..., object])
 
 
 def size(text: str) -> int:
-    """Bytes: 1000, 64KiB."""
+    """Returns bytes: 1000, 64KiB."""
     return parse_size(text)
 
 
 def duration(text: str) -> float:
-    """Seconds: 90s, 1h30m."""
+    """Returns seconds: 90s, 1h30m."""
     return parse_duration(text)
 
 
 def moment(text: str) -> datetime:
-    """A time: ISO, or how long ago."""
+    """Returns a time: ISO, or how long ago."""
     return parse_moment(text, datetime.now(UTC))
 
 
@@ -43,7 +43,7 @@ moment.__name__ = "time"  # what the help shows
 
 
 def position(text: str) -> int:
-    """A position in a topic."""
+    """Returns a position in a topic."""
     if not text.isdecimal():
         raise ValueError(f"a position is a whole number, not {text!r}")
     return int(text)
@@ -66,14 +66,14 @@ def count(text: str) -> int:
 
 
 def condition(text: str) -> Where:
-    """A condition on events."""
+    """Returns a condition on events."""
     from penstock.core.model.conditions import Where
 
     return Where(text)
 
 
 def header(text: str) -> tuple[str, str]:
-    """A header: NAME=VALUE."""
+    """Returns a header: NAME=VALUE."""
     name, equals, value = text.partition("=")
     if not name or not equals:
         raise ValueError(f"a header is NAME=VALUE, not {text!r}")
@@ -91,7 +91,7 @@ def or_none(convert: Callable[[str], T]) -> Callable[[str], T | None]:
 
 
 def json_value(text: str) -> object:
-    """A payload as JSON."""
+    """Returns a payload as JSON."""
     import msgspec
 
     try:
@@ -126,18 +126,18 @@ PORT = click.IntRange(0, 65535)
 
 # ── parameters of one kind ───────────────────────────────────────────────────────────────────────────────────────────
 def some_topics(metavar: str, *, required: bool = False, help: str) -> Callable[[F], F]:
-    """An argument that takes several topics."""
+    """Returns an argument that takes several topics."""
     complete = topic_names
     return click.argument("topics", metavar=metavar, nargs=-1, required=required, shell_complete=complete, help=help)
 
 
 def choice(*names: str, help: str, default: str | None = None) -> Callable[[F], F]:
-    """An option whose value is one of the words of the last name."""
+    """Returns an option whose value is one of the words of the last name."""
     return click.option(*names[:-1], type=click.Choice(names[-1].split()), default=default, help=help)
 
 
 def several(*names: str, help: str, **how: Any) -> Callable[[F], F]:
-    """An option that may be given several times."""
+    """Returns an option that may be given several times."""
     return click.option(*names, multiple=True, help=f"{help}; may be given several times", **how)
 
 

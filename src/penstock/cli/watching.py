@@ -97,7 +97,7 @@ def _sleep(seconds: float) -> bool:
 
 @contextmanager
 def _keys(context: CommandContext) -> Iterator[Callable[[float], bool]]:
-    """A wait that ends when q is pressed: keys come one by one, without Enter, for as long as it lasts."""
+    """Yields a wait that ends when q is pressed; keys arrive one by one, without Enter, while the block runs."""
     if not context.input.isatty():
         yield _sleep
         return
@@ -197,7 +197,7 @@ def _limit(name: str, convert: Callable[[str], float], help: str) -> Callable[[F
 
 
 def share(text: str) -> float:
-    """A share of one: 80%."""
+    """Returns a share of one: 80%."""
     try:
         return float(text.removesuffix("%")) / 100
     except ValueError:
@@ -472,7 +472,7 @@ def _java_version(path: str) -> int | None:
 
 
 def _journal(context: CommandContext) -> list[Diagnosis]:
-    """The journal, if there is one, and its disk."""
+    """Returns the journal, if there is one, and its disk."""
     try:
         with context.journal(read_only=True) as journal:
             described = journal.describe()

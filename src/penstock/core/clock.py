@@ -1,4 +1,4 @@
-"""Time as a value that can be injected: wall-clock milliseconds for records, monotonic seconds for waiting."""
+"""Time as an injectable value: wall-clock milliseconds for records, monotonic seconds for waiting."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from typing import Protocol, runtime_checkable
 from penstock.errors import ConfigError
 
 Duration = float | str | timedelta
-"""A length of time as everything takes it: seconds, text ("30s", "5m", "1h30m", "7d"), or a timedelta."""
+"""A length of time: seconds, text ("30s", "5m", "1h30m", "7d"), or a timedelta."""
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MILLISECOND = timedelta(milliseconds=1)
 FIRST_MS = (datetime.min.replace(tzinfo=UTC) - _EPOCH) // _MILLISECOND
 LAST_MS = (datetime.max.replace(tzinfo=UTC) - _EPOCH) // _MILLISECOND
-"""The milliseconds since 1970 that a datetime can say: the years 1 to 9999 of UTC."""
+"""The largest milliseconds since 1970 that a datetime can hold."""
 
 
 @runtime_checkable
@@ -25,11 +25,11 @@ class Clock(Protocol):
     """The clock that penstock needs. Give your own clock to `penstock.open(clock=…)` in tests."""
 
     def now_ms(self) -> int:
-        """Wall-clock milliseconds since 1970, UTC."""
+        """Returns the wall-clock milliseconds since 1970, UTC."""
         ...
 
     def monotonic(self) -> float:
-        """Seconds that never go back, from an arbitrary start."""
+        """Returns seconds that never go back, from an arbitrary start."""
         ...
 
 
@@ -44,7 +44,7 @@ class SystemClock:
 
 
 def check_clock(clock: Clock | None) -> Clock:
-    """A clock that was given, or the machine's own."""
+    """Returns a clock that was given, or the machine's own."""
     if clock is not None and not isinstance(clock, Clock):
         raise ConfigError(f"a clock has now_ms() and monotonic(), as penstock.ManualClock has; {clock!r:.80} has not")
     return clock or SystemClock()
@@ -77,7 +77,7 @@ class ManualClock:
 
 
 LONGEST_SECONDS = 100 * 365 * 86_400.0
-"""Of any duration: more could not be added to a time."""
+"""The longest duration that can be added to a time."""
 
 
 _PART = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d|w)")
@@ -85,7 +85,7 @@ _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 6048
 
 
 def parse_duration(text: str) -> float:
-    """Seconds behind 90, 90s, 1.5h, 1h30m, 250ms."""
+    """Returns the seconds in a text such as 90, 90s, 1.5h, 1h30m or 250ms."""
     plain = text.strip().lower().replace(" ", "")
     try:
         seconds = float(plain)
@@ -100,7 +100,7 @@ def parse_duration(text: str) -> float:
 
 
 def seconds(value: Duration, name: str, *, minimum: float | None = 0.0) -> float:
-    """A duration as float seconds; ConfigError when it is none, or too small."""
+    """Returns a duration as float seconds; raises ConfigError when the value is no duration, or too small."""
     if isinstance(value, timedelta):
         result = value.total_seconds()
     elif isinstance(value, str):
@@ -120,17 +120,17 @@ def seconds(value: Duration, name: str, *, minimum: float | None = 0.0) -> float
 
 
 def set_back(since_ms: int, until_ms: int, now_ms: int) -> tuple[int, int]:
-    """Returns from when to when a stored span of time lasts, which begins no later than now.
+    """Returns the beginning and the end of a stored span of time, which begins no later than now.
 
-    A clock that was set back before the beginning of a span moves its beginning and its end: the span then lasts no
-    longer than it was to. The new span has to be stored: it counts from the moment at which this was found out.
+    When the clock was set back before the beginning of a span, beginning and end move back, so that the span lasts no
+    longer than intended. The caller must store the new span, because it begins at the moment of this call.
     """
     back = max(0, since_ms - now_ms)
     return since_ms - back, until_ms - back
 
 
 def to_ms(moment: datetime, name: str) -> int:
-    """An aware datetime as milliseconds since 1970; ConfigError when it has no time zone."""
+    """Returns an aware datetime as milliseconds since 1970; ConfigError when it has no time zone."""
     if not isinstance(moment, datetime):
         raise ConfigError(f"{name} must be a datetime, not {moment!r}")
     if moment.tzinfo is None:

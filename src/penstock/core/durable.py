@@ -1,4 +1,4 @@
-"""Files that survive a power cut: written under another name, synced, renamed, and their folder synced.
+"""Files that survive a power cut: they are written under another name, synced and renamed, and their folder is synced.
 
 Every file penstock writes beside a store (backups, exports, sealed history, manifests) goes through here. A file
 made from a store is as private as the store: `copy_permissions` gives it the store's permissions.
@@ -18,7 +18,7 @@ from pathlib import Path
 from penstock.errors import StorageError
 
 _LASTING = {errno.EACCES, errno.EPERM, errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR, errno.EISDIR, errno.EROFS}
-"""Errors of the system that another try does not mend."""
+"""Errors of the system that another attempt does not solve."""
 
 
 @contextmanager
@@ -33,7 +33,7 @@ def as_storage_error(doing: str) -> Iterator[None]:
 def lock_file(path: str | os.PathLike[str], how: int) -> int:
     """Opens a lock file, creating it if necessary, and locks it with flock. Raises BlockingIOError as flock does.
 
-    Who has the lock has it on the file of that name: one that was removed meanwhile would keep no other process out.
+    The lock is on the file that has this name: a lock on a removed file would exclude no other process.
     """
     while True:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
@@ -79,7 +79,7 @@ def move_into_place(partial: str | os.PathLike[str], target: str | os.PathLike[s
 
 
 def replace_file(path: Path, data: bytes) -> None:
-    """Puts a whole file in place of what is there: after a power cut it is the old one or the new one."""
+    """Replaces a file as a whole: after a power cut the old or the new file is there."""
     partial = path.with_name(path.name + ".partial")
     try:
         partial.write_bytes(data)
@@ -89,7 +89,7 @@ def replace_file(path: Path, data: bytes) -> None:
 
 
 def make_folder(path: str | os.PathLike[str]) -> None:
-    """Makes a folder and its missing parents, and syncs them: a file is lost with its folder."""
+    """Makes a folder and its missing parents, and syncs them, because a lost folder loses its files."""
     folder = Path(path).absolute()
     missing = [folder, *folder.parents]
     missing = missing[: next(at for at, one in enumerate(missing) if one.is_dir())]
@@ -114,7 +114,7 @@ def copy_permissions(store: str | os.PathLike[str] | None, made: str | os.PathLi
 
 
 def _readable(store: Path) -> int:
-    """The permissions of a store: those of its files, unless its folder's are narrower."""
+    """Returns the permissions of a store: those of its files, unless its folder's are narrower."""
     mode = stat.S_IMODE(store.stat().st_mode) & 0o666
     if store.is_dir():
         for name in ("data", "CURRENT"):

@@ -1,7 +1,7 @@
 """The values an application handles: Event (read), Draft (to be written), Receipt (what was written).
 
-Events and receipts are made by the million, so they are thin: an event is a row of the block it was stored in, and its
-fields are looked up when asked for.
+Programs handle events and receipts by the million, so these objects are thin: an event is a row of its block, and its
+fields are looked up on access.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class Event(msgspec.Struct, Generic[PayloadT], frozen=True, eq=False, gc=False, 
     def payload(self) -> PayloadT:
         """The payload, decoded: a JSON-like value, or bytes when bytes were appended; PoisonMessage if it cannot be.
 
-        Of a handle with a type for its payloads, a value of that type.
+        For a handle with a payload type, the payload is a value of this type.
         """
         raw = self._rows.raw_payload(self._row)
         if self._rows.is_binary(self._row):
@@ -163,11 +163,11 @@ class Event(msgspec.Struct, Generic[PayloadT], frozen=True, eq=False, gc=False, 
         return unpack_tags(self._rows.tags(self._row))
 
     def as_(self, type: type[T]) -> T:
-        """The payload as a value of a declared event type, upcast to its newest version."""
+        """Returns the payload as a value of a declared event type, upcast to its newest version."""
         return decode_event(self, type)
 
     def as_dict(self) -> dict[str, Any]:
-        """Every field by name, for printing, JSON and tests; times are datetimes."""
+        """Returns every field by name, for printing, JSON and tests; times are datetimes."""
         return {**{name: getattr(self, name) for name in EVENT_FIELDS}, "headers": dict(self.headers)}
 
     def __eq__(self, other: object) -> bool:
@@ -211,7 +211,7 @@ class GivenUpEvent(Event, frozen=True, eq=False, gc=False, weakref=False):
 
     @classmethod
     def of(cls, event: Event, failure: Failure) -> GivenUpEvent:
-        """The event together with its failure."""
+        """Returns the event together with its failure."""
         return cls(event._rows, event._row, failure)
 
 
@@ -255,7 +255,7 @@ class Draft(_DraftHead, kw_only=True):
 
 
 class PayloadType(PayloadSchema[PayloadT]):
-    """The type of a handle's payloads: what is written is checked, what is read is decoded when it is asked for."""
+    """The type of a handle's payloads: written payloads are checked, read payloads are decoded on access."""
 
     __slots__ = ()
 
@@ -280,7 +280,7 @@ class PayloadType(PayloadSchema[PayloadT]):
         return found
 
     def typed(self, event: Event) -> Event[PayloadT]:
-        """An event whose payload is of the type."""
+        """Returns an event whose payload is of the type."""
         return TypedEvent(event._rows, event._row, self)
 
     def typed_all(self, events: list[Event]) -> list[Event[PayloadT]]:
@@ -289,7 +289,7 @@ class PayloadType(PayloadSchema[PayloadT]):
 
 
 class Receipt(msgspec.Struct, frozen=True, eq=False, gc=False, weakref=False):
-    """Proof of an append: where the event is and what it is called."""
+    """Proof of an append: the position and the id of the event."""
 
     topic: str
     seq: int
@@ -316,12 +316,12 @@ class Receipt(msgspec.Struct, frozen=True, eq=False, gc=False, weakref=False):
 
 
 def format_id(number: int) -> str:
-    """A 128-bit id in the usual spelling of a UUID."""
+    """Returns a 128-bit id in the usual spelling of a UUID."""
     text = f"{number:032x}"
     return f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"
 
 
 def parse_id(text: str) -> int | None:
-    """The number behind an id's text, or None when it is not a UUID."""
+    """Returns the number behind an id's text, or None when it is not a UUID."""
     plain = text.replace("-", "")
     return int(plain, 16) if _HEX_ID.fullmatch(plain) else None

@@ -1,4 +1,4 @@
-"""Checks of arguments: names, kinds, keys, and the shapes of other values, before anything is done with them."""
+"""Checks of arguments before their use: names, kinds, keys, and the shapes of other values."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _NAME = re.compile(r"[A-Za-z0-9._-]+", re.ASCII)
 
 
 def check_name(name: str, what: str = "topic") -> str:
-    """A topic's or queue's name: 1–255 of A–Z a–z 0–9 . _ - and not . or .."""
+    """Returns a topic's or queue's name: 1–255 of A–Z a–z 0–9 . _ - and not . or .."""
     if not isinstance(name, str):
         raise InvalidName(f"a {what} name must be text, not {type(name).__name__}")
     if not name or len(name) > MAX_NAME_LENGTH or not _NAME.fullmatch(name) or name in (".", ".."):
@@ -49,7 +49,7 @@ def check_name(name: str, what: str = "topic") -> str:
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """`; did you mean …?` when something known is spelled nearly like `name`."""
+    """Returns `; did you mean …?` when a known name is spelled nearly like `name`."""
     from difflib import get_close_matches
 
     spelled = {one.lower(): one for one in known}
@@ -67,7 +67,7 @@ def is_pattern(name: str) -> bool:
 
 
 def check_topics(topics: str | Sequence[str] | None) -> tuple[str, ...]:
-    """Names of topics and patterns of names; none for all."""
+    """Returns names and patterns of topics; the empty tuple stands for all."""
     given = () if topics is None else (topics,) if isinstance(topics, str) else tuple(check_items(topics, "topics"))
     for one in given:
         if not isinstance(one, str) or not is_pattern(one):
@@ -82,7 +82,7 @@ def check_topics(topics: str | Sequence[str] | None) -> tuple[str, ...]:
 SYSTEM = "penstock."
 """The prefix of topics that penstock itself writes: actions in consoles, reports of pipelines and workers."""
 AUDIT = SYSTEM + "audit"
-"""Who changed what: acts of the console, policies that programs updated."""
+"""The topic that records changes: acts of the console, and policies that programs updated."""
 
 
 def is_system(topic: str) -> bool:
@@ -91,14 +91,14 @@ def is_system(topic: str) -> bool:
 
 
 def refuse_system(queue: str) -> str:
-    """The name of a queue that is to be made: topics of penstock's own take none."""
+    """Checks and returns the name of a new queue: penstock's own topics take no queues."""
     if is_system(queue):
         raise InvalidName(f"queue name {queue!r} cannot be used: topics named {SYSTEM}… are penstock's own")
     return queue
 
 
 def check_consumer(name: str, what: str = "consumer") -> str:
-    """A consumer's or group's name: any text that is not blank."""
+    """Returns a consumer's or group's name: any text that is not blank."""
     if not isinstance(name, str) or not name.strip():
         raise InvalidName(f"a {what} name must be text that is not blank, not {name!r}")
     check_text(name, f"{what} name", InvalidName)
@@ -113,7 +113,7 @@ def check_kind(kind: object) -> str:
 
 
 def check_text(text: object, what: str, error: type[ConfigError] = ConfigError) -> str:
-    """A key, scope or dedup key: text of 1 to 400 bytes."""
+    """Returns a key, scope or dedup key: text of 1 to 400 bytes."""
     if not isinstance(text, str) or not text:
         raise error(f"{what} must be text that is not empty, not {text!r:.80}")
     size = len(_encoded(text, what, error))
@@ -123,7 +123,7 @@ def check_text(text: object, what: str, error: type[ConfigError] = ConfigError) 
 
 
 def check_unicode(text: object, what: str) -> str:
-    """Text that can be encoded; it may be empty."""
+    """Returns text that can be encoded; it may be empty."""
     if not isinstance(text, str):
         raise ConfigError(f"{what} must be text, not {text!r:.80}")
     _encoded(text, what)
@@ -149,7 +149,7 @@ def check_headers(headers: object) -> Mapping[str, str]:
 
 
 TAG_END = "\x1f"
-"""Stands before, between and after the tags of an event where they are stored as one text."""
+"""The separator before, between and after the tags of an event in their stored text."""
 
 
 def check_tags(tags: object) -> tuple[str, ...]:
@@ -165,7 +165,7 @@ def check_tags(tags: object) -> tuple[str, ...]:
 
 def _check_tag(tag: object) -> str:
     if isinstance(tag, str) and tag.isascii() and tag.isprintable() and 0 < len(tag) <= MAX_KEY_BYTES:
-        return tag  # as most are
+        return tag  # most texts are
     text = check_text(tag, "a tag")
     if TAG_END in text:
         raise ConfigError(f"a tag must not hold the character U+001F, which {text[:40]!r} does")
@@ -194,7 +194,7 @@ def unpack_tags(text: str | None) -> tuple[str, ...]:
 
 
 def check_limit(limit: int | None, name: str = "limit", minimum: int = 0) -> int | None:
-    """None for no limit, else a whole number of at least `minimum` that can be stored."""
+    """Returns the limit: None, or a whole number of at least `minimum` that can be stored."""
     if limit is not None and (not is_whole(limit) or limit < minimum):
         raise ConfigError(f"{name} must be None or a whole number of at least {minimum}, not {limit!r}")
     if limit is not None and limit > MAX_POSITION:
@@ -214,7 +214,7 @@ def is_number(value: object) -> TypeGuard[int | float]:
 
 
 def check_whole(value: object, name: str, minimum: int = 1) -> int:
-    """A whole number of at least `minimum`; ConfigError says what it should have been."""
+    """Returns a whole number of at least `minimum`; ConfigError says what it should have been."""
     if not is_whole(value) or value < minimum:
         raise ConfigError(f"{name} must be a whole number of at least {minimum}, not {value!r}")
     return value
@@ -256,7 +256,7 @@ def check_mapping(given: Mapping[K, V] | None, name: str) -> dict[K, V]:
 
 
 def check_path(path: str | os.PathLike[str], name: str = "path") -> str:
-    """A path in a file system, as text."""
+    """Returns a path in a file system, as text."""
     found: object = os.fspath(path) if isinstance(path, os.PathLike) else path
     try:
         if isinstance(found, str) and found and b"\0" not in os.fsencode(found):
@@ -267,7 +267,7 @@ def check_path(path: str | os.PathLike[str], name: str = "path") -> str:
 
 
 def check_function(function: Callable[P, T], name: str) -> Callable[P, T]:
-    """Something that can be called."""
+    """Checks that a value can be called, and returns it."""
     if not callable(function):
         raise ConfigError(f"{name} must be a function, not {function!r:.80}")
     return function
@@ -281,7 +281,7 @@ def _encoded(text: str, what: str, error: type[ConfigError] = ConfigError) -> by
 
 
 def split_url(url: str) -> SplitResult:
-    """Splits a url; `ConfigError` when it cannot be split, as one with half an IPv6 address."""
+    """Splits a url; raises `ConfigError` for an invalid url, for example with half an IPv6 address."""
     try:
         from urllib.parse import urlsplit  # takes as long as three modules of penstock
 
@@ -291,9 +291,9 @@ def split_url(url: str) -> SplitResult:
 
 
 def shown_url(url: str) -> str:
-    """A url for messages, logs and pages, without its user, password and query, which may be secrets.
+    """Returns a url for messages, logs and pages, without its user, password and query, which may be secrets.
 
-    Everything that shows where something lies shows it through this.
+    All output that shows a url uses this function.
     """
     head, scheme, rest = url.partition("://")
     if not scheme:
@@ -303,5 +303,6 @@ def shown_url(url: str) -> str:
     if "@" in host:
         host = host.rpartition("@")[2]
     elif colon and "@" in path and not port.isdigit() and not user.startswith("["):
-        host, slash, path = path.rpartition("@")[2].partition("/")  # a password with a slash in it, as S3's often have
+        # a password with a slash, as S3 passwords often have
+        host, slash, path = path.rpartition("@")[2].partition("/")
     return f"{head}://{host}{slash}{path}".partition("?")[0]

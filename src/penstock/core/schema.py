@@ -1,8 +1,8 @@
 """Typed events: declared payload types, their versions, and the functions that bring old payloads up to date.
 
-A kind has at most one type. What is appended carries its version in a header (version 1 needs none, so plain payloads
-count as version 1); what is read passes through every `@upcast` between its version and the newest, in order, wherever
-it is read: `Event.as_`, projections, rebuilds and Spark use the same functions.
+A kind has at most one type. An appended event carries its version in a header; version 1 needs no header, so plain
+payloads count as version 1. A read event passes through every `@upcast` between its version and the newest version, in
+order. `Event.as_`, projections, rebuilds and Spark use the same functions.
 
     @event("order.placed", version=2)
     class OrderPlaced(msgspec.Struct):
@@ -13,8 +13,8 @@ it is read: `Event.as_`, projections, rebuilds and Spark use the same functions.
     def add_currency(payload):
         return {**payload, "currency": "EUR"}
 
-A handle may have a type for its payloads, declared or not: `journal.topic("orders", payload=Order)`. What is written
-through it is checked, what is read through it is decoded (`PayloadSchema`).
+A handle may have a type for its payloads, declared or not: `journal.topic("orders", payload=Order)`. The handle checks
+written payloads, and decodes read payloads (`PayloadSchema`).
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 else:
     from typing import TypeVar
 
-    PayloadT = TypeVar("PayloadT")  # type checkers take Any where none is named
+    PayloadT = TypeVar("PayloadT")  # type checkers assume Any where no type is named
 
 T = TypeVar("T")
 Upcaster = Callable[[Any], Any]
@@ -72,7 +72,7 @@ class Schema:
         return max(self.upcasters, default=0) + 1
 
     def upcast(self, payload: object, version: int, where: str) -> object:
-        """A plain payload of a version brought up to the newest one."""
+        """Returns a plain payload of a version brought up to the newest one."""
         newest = self.newest
         if version > newest:
             raise ConfigError(
@@ -98,7 +98,7 @@ _lock = threading.RLock()
 _by_kind: dict[str, Schema] = {}
 _by_type: dict[type[Any], Schema] = {}
 DECLARED = _by_type
-"""The types that are declared as events: most payloads are of none, and a look here costs no call."""
+"""The types that are declared as events. Most payloads have another type, and this lookup costs no call."""
 
 
 def event(kind: str, *, version: int = 1) -> Callable[[type[T]], type[T]]:
@@ -119,7 +119,7 @@ def event(kind: str, *, version: int = 1) -> Callable[[type[T]], type[T]]:
                 )
             if schema.type is not None:
                 _by_type.pop(schema.type, None)
-                schema = _without_type(schema)  # another object: what was made for the old class is made anew
+                schema = _without_type(schema)  # another object: values made for the old class are made anew
             schema.type, schema.version, schema.decode = cls, version, decode
             _by_kind[kind] = _by_type[cls] = schema
         return cls
@@ -170,7 +170,7 @@ def schema_of_type(cls: type[object]) -> Schema | None:
     """Returns the declaration of a type, or None."""
     try:
         return _by_type.get(cls)
-    except TypeError:  # it has no hash, as a list has none
+    except TypeError:  # the value has no hash, for example a list
         raise ConfigError(f"a type is needed here, not {cls!r:.80}") from None
 
 
@@ -196,7 +196,7 @@ def brings_kind(payload: object, kind: str) -> bool:
 
 
 def encode_event(instance: object) -> tuple[str, object, dict[str, str]]:
-    """The kind, the payload and the headers of an instance of a declared type."""
+    """Returns the kind, the payload and the headers of an instance of a declared type."""
     schema = _by_type.get(type(instance))
     if schema is None:
         raise ConfigError(_no_kind(instance))
@@ -206,7 +206,7 @@ def encode_event(instance: object) -> tuple[str, object, dict[str, str]]:
 
 
 def _no_kind(given: object) -> str:
-    """Why something is no kind: None, a payload that came first, or a class that is not declared."""
+    """Returns why a value is not a kind: None, a payload that came first, or a class that is not declared."""
     name = type(given).__qualname__
     if given is None or isinstance(given, int | float):
         return f"an event's kind is text, like 'order.placed', not {given!r:.40}"
@@ -219,7 +219,9 @@ def _no_kind(given: object) -> str:
 
 
 class PayloadSchema(Generic[PayloadT]):
-    """The type of a handle's payloads, or a union of declared ones: checked on writing, decoded to on reading."""
+    """The type of a handle's payloads, or a union of declared types: written payloads are checked, read payloads are
+    decoded.
+    """
 
     __slots__ = ("_decode", "_kinds", "type")
 
@@ -233,12 +235,16 @@ class PayloadSchema(Generic[PayloadT]):
             self._decode.made()
 
     def draft(self, kind: object, payload: object) -> tuple[Any, Any]:
-        """The kind and the payload of an event that is to be appended; ConfigError names the field that is wrong."""
+        """Returns the kind and the payload of an event that is to be appended; ConfigError names the field that is
+        wrong.
+        """
         fits = self.accept(payload, kind) if isinstance(kind, str) else self.accept(kind, None)
         return (fits, None) if type(fits) in _by_type else (kind, fits)
 
     def accept(self, payload: object, kind: str | None = None) -> Any:
-        """A payload as it is to be written: of a declared type, an instance, which brings its kind and version."""
+        """Returns a payload as it is to be written: of a declared type, an instance, which brings its kind and
+        version.
+        """
         schema = _by_type.get(type(payload)) or (self._kinds.get(kind) if isinstance(kind, str) else None)
         if schema is not None and kind not in (None, MESSAGE_KIND, schema.kind):
             raise ConfigError(f"{type(payload).__name__} is declared as {schema.kind!r}, and cannot be a {kind!r}")
@@ -258,7 +264,9 @@ class PayloadSchema(Generic[PayloadT]):
         return plain if schema is None else value
 
     def decode(self, event: Event) -> PayloadT:
-        """The payload of an event that was read; PoisonMessage names the position and the field that does not fit."""
+        """Returns the payload of an event that was read; PoisonMessage names the position and the field that does
+        not fit.
+        """
         schema = self._kinds.get(event.kind)
         if schema is None and self._decode is None:
             version = stored_version(event.headers, event.topic, event.seq)
@@ -276,7 +284,7 @@ def _shown(payload: object, kind: str | None) -> str:
 
 
 def decode_event(event: Event, type: type[T]) -> T:
-    """An event's payload as a value of a type, upcast to the newest version of its kind."""
+    """Returns an event's payload as a value of a type, upcast to the newest version of its kind."""
     declared = schema_of_type(type)
     if declared is not None and declared.kind != event.kind:
         raise ConfigError(
@@ -305,7 +313,7 @@ def decode_event(event: Event, type: type[T]) -> T:
 
 
 def stored_version(headers: Mapping[str, str], topic: str, seq: int) -> int:
-    """The version an event was written with."""
+    """Returns the version an event was written with."""
     text = headers.get(VERSION_HEADER)
     if text is None:
         return 1
@@ -325,7 +333,7 @@ def _check_only_type(schema: Schema, cls: type[object]) -> None:
 
 
 def _without_type(schema: Schema) -> Schema:
-    """The upcasters of a kind whose class is defined again."""
+    """Returns the upcasters of a kind whose class is defined again."""
     bare = Schema(schema.kind)
     bare.upcasters = schema.upcasters
     return bare
@@ -335,7 +343,7 @@ def _is_redefinition(old: Any, new: Any) -> bool:
     """Returns True when the same definition ran again: a module, a notebook cell, or a function around it."""
     return old is new or (
         (old.__module__, old.__qualname__) == (new.__module__, new.__qualname__)
-        and "<lambda>" not in new.__qualname__  # several on one line of code would all be called so
+        and "<lambda>" not in new.__qualname__  # several classes on one line of code would share this name
     )
 
 
@@ -382,7 +390,7 @@ class _LazyDecoder:
         return (self._decode or self.made())(raw)
 
     def made(self) -> Callable[[Any], Any]:
-        """The decoder; ConfigError when there can be none for the type."""
+        """Returns the decoder; raises ConfigError when no decoder is possible for the type."""
         try:
             self._decode = msgspec.json.Decoder(self._cls).decode
         except (TypeError, NameError, AttributeError) as error:

@@ -1,7 +1,7 @@
 """Ticket: a result under way that can be polled, waited for by threads, and awaited by event loops.
 
 A `concurrent.futures.Future` costs 5 µs to make and resolve; a ticket without a waiter costs one object. A waiting
-thread parks on a lock of its own; an event loop is woken once for all the tickets that one commit resolves.
+thread parks on its own lock. An event loop is woken once for all the tickets that one commit resolves.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from penstock.core.clock import Duration, seconds
 
-if TYPE_CHECKING:  # a quarter of the time `import penstock` would take, for those who await nothing
+if TYPE_CHECKING:  # a quarter of the time of `import penstock`, wasted for programs that await nothing
     import asyncio
 
     Waiter = threading.Lock | tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]
@@ -34,7 +34,7 @@ class Ticket(Generic[T]):
         self._waiters: list[Waiter] = []
 
     def done(self) -> bool:
-        """True when the result or the failure is known."""
+        """Returns True when the result or the failure is known."""
         return self._done
 
     def result(self, timeout: Duration | None = None) -> T:
@@ -44,7 +44,7 @@ class Ticket(Generic[T]):
             parked = threading.Lock()
             parked.acquire()
             self._waiters.append(parked)
-            # Checked again after enlisting: a resolver that missed us has already set _done.
+            # Checked again after enlisting: a resolver that missed this waiter has already set _done.
             if not self._done and not parked.acquire(timeout=limit):
                 with suppress(ValueError):
                     self._waiters.remove(parked)
@@ -81,12 +81,12 @@ class Ticket(Generic[T]):
         return self._value  # type: ignore[return-value]
 
     def resolve(self, value: T) -> None:
-        """For the issuer of the ticket: hands out the result."""
+        """Hands out the result; called by the issuer of the ticket."""
         self.set_outcome(value, None)
         wake((self,))
 
     def fail(self, error: BaseException) -> None:
-        """For the issuer of the ticket: hands out a failure."""
+        """Hands out a failure; called by the issuer of the ticket."""
         self.set_outcome(None, error)
         wake((self,))
 
@@ -109,7 +109,7 @@ def wake_waiters(waiting: Iterable[list[Waiter]]) -> None:
         while waiters:
             try:
                 waiter = waiters.pop()
-            except IndexError:  # another waker took it
+            except IndexError:  # another waker has woken it
                 break
             if isinstance(waiter, tuple):
                 loops.setdefault(waiter[0], []).append(waiter[1])

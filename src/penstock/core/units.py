@@ -13,7 +13,7 @@ from penstock.errors import ConfigError
 
 T = TypeVar("T")
 Progress = Callable[[int, int], None]
-"""Hears how many of how many things are done."""
+"""A function that is called with the number of completed items and the number of all items."""
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*((?:[KMGT]i?)?B?)", re.IGNORECASE)
 _SIZES = {"": 1} | {
@@ -24,7 +24,7 @@ _SIZES = {"": 1} | {
 def in_parts(
     items: Iterable[T], size: Callable[[T], int], most_bytes: int, most_items: int | None = None
 ) -> Iterator[list[T]]:
-    """Things in lists, each of which ends once it holds `most_bytes` bytes or `most_items` things."""
+    """Yields items in lists, each of which ends once it holds `most_bytes` bytes or `most_items` items."""
     part: list[T] = []
     total = 0
     for item in items:
@@ -38,7 +38,9 @@ def in_parts(
 
 
 def parse_moment(text: str, now: datetime) -> datetime:
-    """The time behind an ISO time (local unless it says otherwise), `now`, `today`, or a duration: so long ago."""
+    """Returns the moment of an ISO time (local unless it has a zone), of `now` or `today`, or of a duration before
+    now.
+    """
     plain = text.strip()
     if plain == "now":
         return now
@@ -60,7 +62,7 @@ def parse_moment(text: str, now: datetime) -> datetime:
 
 
 def parse_size(text: str) -> int:
-    """Bytes behind 1000, 64KiB, 2MB, 1.5G."""
+    """Returns the bytes in a text such as 1000, 64KiB, 2MB or 1.5G."""
     match = _SIZE.fullmatch(text.strip())
     if match is None:
         raise ConfigError(f"{text!r} is no size: write 1000, 64KiB, 2MB, 1.5GiB")
@@ -71,12 +73,12 @@ def parse_size(text: str) -> int:
 
 
 def pluralize(count: int, one: str) -> str:
-    """A number with its noun: 1 message, 12 messages."""
+    """Returns a number with its noun: 1 message, 12 messages."""
     return f"{count:,} {one}{'' if count == 1 else 's'}"
 
 
 def show_duration(seconds: float | None) -> str:
-    """A duration in two figures people take in at a glance: 3 ms, 12 s, 4 min, 2.5 h, 3 d."""
+    """Returns a duration in about two digits, for people: 3 ms, 12 s, 4 min, 2.5 h, 3 d."""
     if seconds is None:
         return "–"
     if seconds < 1:
@@ -97,7 +99,7 @@ def _two_figures(value: float) -> str:
 
 
 def write_duration(seconds: float) -> str:
-    """A duration that `parse_duration` reads back without loss: 250ms, 90s, 5m, 1h30m, 7d."""
+    """Returns a duration that `parse_duration` reads back without loss: 250ms, 90s, 5m, 1h30m, 7d."""
     left = round(seconds * 1000)
     if left == 0:
         return "0s"
@@ -110,7 +112,7 @@ def write_duration(seconds: float) -> str:
 
 
 def write_size(count: int) -> str:
-    """Bytes that `parse_size` reads back without loss: 1000, 64KiB, 2GiB."""
+    """Returns bytes that `parse_size` reads back without loss: 1000, 64KiB, 2GiB."""
     for unit, size in (("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
         if count and count % size == 0:
             return f"{count // size}{unit}"
@@ -118,7 +120,7 @@ def write_size(count: int) -> str:
 
 
 def show_size(count: int) -> str:
-    """Bytes as people read them: 712 B, 64.0 KiB, 1.2 GiB."""
+    """Returns bytes as people read them: 712 B, 64.0 KiB, 1.2 GiB."""
     if count < 1024:
         return f"{count} B"
     size = float(count)
@@ -130,10 +132,10 @@ def show_size(count: int) -> str:
 
 
 def show_moment(moment: datetime) -> str:
-    """A time in the reader's own zone; the date is left out when it is today's."""
+    """Returns a time in the reader's own zone; the date is left out when it is today's."""
     try:
         local = moment.astimezone()
-    except (OverflowError, ValueError):  # at the edge of the years there are, no local time
+    except (OverflowError, ValueError):  # no local time exists at the limits of the calendar
         local = moment
     today = datetime.now(UTC).astimezone().date()
     spelled = local.strftime("%H:%M:%S.%f")[:-3]

@@ -1,4 +1,4 @@
-"""Engines outside the core. Each is an entry point of the distribution, as the engine of another package would be.
+"""The engines outside the core. Each engine is an entry point of the distribution, like an engine of another package.
 
     rocksdb   the best single write on slow disks: rocksdict, one process
     file      one append-only, checksummed file with its index in memory; one writing process, many readers

@@ -4,10 +4,10 @@
     shop/index    the saved index, a shortcut for opening
     shop/lock     held by the one writing process
 
-Keys and the offsets of their values are in memory, values are read from the file. Overwritten and deleted values are
-garbage; when there is more of it than there is data, a thread copies what is live into a new file and puts it in the
-old one's place. Snapshots keep the file they began with. Readers in other processes follow the writer's file as it
-grows and change to the new one; they can see a commit as soon as it is written, an instant before it is on disk.
+Keys and the offsets of their values are in memory; values are read from the file. Overwritten and deleted values are
+garbage. When there is more garbage than data, a thread copies the live values into a new file and replaces the old
+file. Snapshots keep the file that they began with. Readers in other processes follow the writer's file as it grows, and
+change to the new file. They can see a commit as soon as it is written, an instant before it is on disk.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ from penstock.errors import Closed, ConfigError, Corrupt, Locked, OutcomeUnknown
 
 CREATE = os.O_RDWR | os.O_CREAT | os.O_TRUNC
 RESERVE_BYTES = 4 << 20, 64 << 20
-"""The least and the most space reserved ahead of the end, an eighth of the file in between."""
+"""The least and the most space reserved ahead of the end; between these bounds it is an eighth of the file."""
 
 
 class FileEngine(BatchEngine):
-    """A store in one append-only file, for one writing process and any number of reading ones."""
+    """A store in one append-only file, for one writing process and any number of reading processes."""
 
     scheme = "file"
     shared: ClassVar[bool] = False
@@ -53,7 +53,7 @@ class FileEngine(BatchEngine):
         super().__init__(str(self._folder), read_only=read_only, durability=durability)
         self._disk = disk or Disk()
         self._path = self._folder / "data"
-        self._lock = threading.RLock()  # guards what a snapshot is made of: index, data, position
+        self._lock = threading.RLock()  # guards the parts of a snapshot: index, data, position
         self._broken: PenstockError | None = None
         self._folder_lock: FolderLock | None = None
         try:
@@ -105,9 +105,9 @@ class FileEngine(BatchEngine):
         return unsure
 
     def _repair(self, unsure: int) -> None:
-        """Cuts a torn end, and puts on disk what a process that died may have left in memory.
+        """Cuts a torn end, and syncs records that a dead process may have left in the system's memory.
 
-        That part is written once more first: after a sync that failed, the system takes pages for written that are not.
+        These records are first written once more: after a failed sync the system treats pages as written that are not.
         """
         position, descriptor = self._position, self._data.descriptor
         if self._torn:
@@ -133,7 +133,7 @@ class FileEngine(BatchEngine):
             return HeldRead(self, begun, FileSnapshot(keys, self._data), keys)
 
     def _refresh(self) -> None:
-        """Takes in what a writer in another process has done since; also when it has changed to a new file."""
+        """Reads the newer commits of a writer in another process, also when the writer has changed to a new file."""
         try:
             if os.stat(self._path).st_ino != self._data.inode:  # noqa: PTH116 - several times faster than Path.stat
                 self._load(after=self._data.generation)
@@ -142,7 +142,7 @@ class FileEngine(BatchEngine):
                 try:
                     follow(self._data, self._index, self._position)
                 except Corrupt:
-                    # The writer may have taken back a commit that failed after this reader saw it: begin again.
+                    # The writer may have removed a failed commit that this reader saw: begin again.
                     self._load()
         except OSError as error:
             raise StorageError(f"{self._name} cannot be read: {error}") from error
@@ -205,7 +205,10 @@ class FileEngine(BatchEngine):
             raise
 
     def _take_back(self, begin: int, cause: BaseException) -> None:
-        """Removes the record of a failed commit; when that fails too, the next opening finds out what is there."""
+        """Removes the record of a failed commit.
+
+        When this fails too, the next opening finds out which records exist.
+        """
         try:
             self._disk.truncate(self._data.descriptor, begin)
             self._reserved = begin
@@ -213,7 +216,10 @@ class FileEngine(BatchEngine):
             self._break(f"a commit failed ({cause}) and its bytes could not be removed ({error})")
 
     def _sync(self, data: DataFile) -> None:
-        """fdatasync. When it fails it is not known what is on disk, and asking again would get a false yes."""
+        """Calls fdatasync.
+
+        After a failure the state of the disk is unknown, and a second call would falsely succeed.
+        """
         try:
             self._disk.sync(data.descriptor)
         except OSError as error:
@@ -235,12 +241,13 @@ class FileEngine(BatchEngine):
     def _reserve(self, needed: int) -> None:
         least, most = RESERVE_BYTES
         reserve = needed + min(max(needed // 8, least), most)
-        with suppress(OSError, AttributeError):  # a full disk, or a system without it: the file grows as it is written
+        # a full disk, or a system without this call: the file grows with each write
+        with suppress(OSError, AttributeError):
             self._disk.allocate(self._data.descriptor, self._reserved, reserve - self._reserved)
             self._reserved = reserve
 
     def reclaim(self) -> None:
-        """Copies what is live into a new file unless there is hardly any garbage."""
+        """Copies the live values into a new file, unless there is hardly any garbage."""
         self._compact_if_over(self._index.live // 100 + 4096)
 
     def purge(self) -> None:
@@ -257,7 +264,7 @@ class FileEngine(BatchEngine):
             raise StorageError(f"{self._name} could not be compacted: {error}; it is as it was") from error
 
     def garbage(self) -> int:
-        """Bytes of values that were overwritten or deleted."""
+        """Returns the bytes of values that were overwritten or deleted."""
         self._check_usable()
         return self._upkeep.garbage()
 
@@ -287,7 +294,7 @@ class FileEngine(BatchEngine):
         self._position.synced = self._position.seq
 
     def size(self) -> int:
-        """Bytes of the data file up to its end; the space reserved behind it is not counted."""
+        """Returns the bytes of the data file up to its end, without the space reserved behind the end."""
         self._check_usable()
         return self._position.end
 
@@ -310,11 +317,11 @@ class FileEngine(BatchEngine):
 
 
 READ_AHEAD = 64
-"""Rows a long scan reads in one go, when their values are small and lie close together."""
+"""The rows that a long scan reads in one call, when their values are small and close together."""
 
 
 class FileSnapshot:
-    """Keys at one moment, and the file their values lie in."""
+    """The keys at one moment, and the file that holds their values."""
 
     __slots__ = ("_data", "_keys")
 
@@ -328,29 +335,29 @@ class FileSnapshot:
 
     def scan(self, start: bytes, stop: bytes, *, reverse: bool = False) -> Iterator[tuple[bytes, bytes]]:
         found = self._keys.scan(start, stop, reverse=reverse)
-        ahead = 1  # many a scan is over after its first rows
+        ahead = 1  # many scans end after their first rows
         while rows := list(islice(found, ahead)):
             yield from zip([key for key, _ in rows], self._data.values([pointer for _, pointer in rows]), strict=True)
             ahead = min(2 * ahead, READ_AHEAD)
 
 
 # ── What a file store does beside its writes: saving the index, and compacting when there is much garbage ──
-# Both run on a thread that lives as long as the work does. A compaction copies a snapshot while writers go on, then
-# what they wrote meanwhile, and makes them wait only for the last piece and for the exchange of the files.
+# Compaction and saving the index run on a thread that ends with the work. A compaction copies a snapshot while writers
+# continue, and then their newer commits. Writers wait only for the last piece and for the exchange of the files.
 
 
 GARBAGE_BYTES = 16 << 20
 """The least garbage that makes a background compaction worth its cost."""
 INDEX_BYTES, INDEX_COMMITS = 256 << 20, 50_000
-"""After so much growth the index is saved again, so that opening after a crash reads at most as much."""
+"""The growth after which the index is saved again; opening after a crash reads at most this much."""
 CATCH_UP_BYTES = 1 << 20
-"""The most bytes that a copy may lack when writers wait for its last part."""
+"""The most bytes that a copy may still lack when writers begin to wait for its last part."""
 
 log = logging.getLogger("penstock.engine.file")
 
 
 class Upkeep:
-    """Looks after one engine's files; one piece of work at a time."""
+    """The upkeep of one engine's files, one piece of work at a time."""
 
     def __init__(self, engine: FileEngine) -> None:
         self._engine = engine
@@ -361,7 +368,7 @@ class Upkeep:
         self._saved_seq = engine._position.seq
 
     def in_passing(self) -> None:
-        """Starts what is due; called by the writer after each commit."""
+        """Starts the upkeep that is due; the writer calls this after each commit."""
         position = self._engine._position
         if (
             position.end - self._saved_end <= INDEX_BYTES
@@ -374,7 +381,7 @@ class Upkeep:
             self._thread.start()
 
     def wait(self) -> None:
-        """Returns when nothing is under way; a closed engine's work ends early."""
+        """Waits until no work is under way; the work of a closed engine ends early."""
         if self._thread is not None:
             self._thread.join()
         with self._working:
@@ -402,7 +409,7 @@ class Upkeep:
             log.warning("the upkeep of %s failed and will be tried again later: %s", engine._name, error)
 
     def save_index(self) -> None:
-        """Puts the data on disk and saves the index that belongs to it."""
+        """Syncs the data and saves its index."""
         with self._working:
             self._save_index()
 
@@ -413,12 +420,12 @@ class Upkeep:
             end, seq = engine._position.end, engine._position.seq
         with keys:
             engine._sync(data)
-            engine._check_files()  # what is beside the data is written by its name
+            engine._check_files()  # files beside the data are written by name
             save_index(engine._folder, data, keys, end, seq, live)
         self._saved_end, self._saved_seq = end, seq
 
     def compact_if_over(self, garbage: int) -> None:
-        """Compacts when there is more garbage than that."""
+        """Compacts when there is more garbage than `garbage`."""
         with self._working:
             if self.garbage() <= garbage:
                 return
@@ -433,7 +440,7 @@ class Upkeep:
             self._failed_at = 0
             try:
                 self._save_index()
-            except OSError as error:  # the compaction is done; the next opening makes the index from the data
+            except OSError as error:  # the compaction is complete; the next opening makes the index from the data
                 log.warning("the index of %s could not be saved: %s", self._engine._name, error)
 
     def _compact(self, target: Path) -> None:
@@ -466,7 +473,7 @@ class Upkeep:
         try:
             engine._disk.sync_folder(engine._folder)
         except OSError as error:
-            # The new file is in place but may be gone after a power cut, and the old one back: nothing may be added.
+            # The new file is in place. After a power cut the old file may be back, so nothing may be appended.
             engine._break(f"the folder could not be synced after a compaction ({error})")
             raise
         copy.data.path = engine._path
@@ -477,7 +484,7 @@ class Upkeep:
 
 
 def _catch_up(copy: Copy, source: DataFile, begin: int, end: int) -> int:
-    """Copies the commits between two offsets, all of them or `Corrupt`."""
+    """Copies all commits between two offsets, or raises `Corrupt`."""
     for record in source.records(begin, copy.seq, end):
         copy.add_record(record, source)
         begin = record.end
@@ -490,15 +497,15 @@ def _catch_up(copy: Copy, source: DataFile, begin: int, end: int) -> int:
 
 
 COPY_BYTES = 1 << 20
-"""About how many bytes of values go into one record of a copy."""
+"""The approximate number of value bytes in one record of a copy."""
 
 
 class Cancelled(Exception):
-    """The store is being closed, so the copy is not wanted any more."""
+    """The store is being closed, so the copy is no longer needed."""
 
 
 class Copy:
-    """A new data file that is being filled; `data` and `index` are what an engine needs to go on with it."""
+    """A new data file that is being filled; an engine goes on with its `data` and `index`."""
 
     def __init__(self, disk: Disk, path: Path, *, generation: int, base: int) -> None:
         self._disk = disk
@@ -509,7 +516,7 @@ class Copy:
         self.seq = base
 
     def add_state(self, keys: Frozen[int], source: DataFile, stop: Callable[[], bool]) -> None:
-        """Copies every value of a snapshot; a damaged one raises `Corrupt` instead of being copied."""
+        """Copies every value of a snapshot; a damaged value raises `Corrupt`."""
         rows = ((key, source.value(pointer)) for key, pointer in keys.scan(b"", END))
         for part in in_parts(rows, lambda row: len(row[0]) + len(row[1]), COPY_BYTES):
             if stop():
@@ -534,7 +541,7 @@ class Copy:
         self._disk.sync(self.data.descriptor)
 
     def _append(self, changes: Mapping[bytes, bytes | None], ranges: list[tuple[bytes, bytes]], kind: int) -> None:
-        # Nothing reads the file before all of it is on disk, so every record may say that it is.
+        # Nothing reads the file before all of it is on disk, so every record may claim to be on disk.
         record, operations = encode(
             changes, ranges, offset=self.end, seq=self.seq, synced=self.seq, seed=self.data.seed, kind=kind
         )
@@ -591,7 +598,7 @@ class FolderLock:
 
 
 def _release_in_child() -> None:
-    """A forked child shares its parent's locks and would keep them when the parent ends: it closes its copies."""
+    """Closes the copies of locks in a forked child, which would otherwise keep the locks after its parent ends."""
     while _held:
         os.close(_held.pop())
 
@@ -631,12 +638,12 @@ PUT, DELETE, RANGE = 1, 2, 3
 NO_HEAD = bytes(HEAD.size)
 WINDOW = 256 << 10
 TOGETHER_BYTES = 256 << 10
-"""Values that lie within so many bytes of the file are read in one go."""
+"""Values within this many bytes of the file are read in one call."""
 MAX_VALUE_BYTES = (1 << 32) - 1
 MAX_TABLE_BYTES = (1 << 32) - 1
 
 Operation = tuple[int, bytes, int, bytes]
-"""Kind, key, where the value lies (packed), the stop of a range."""
+"""Kind, key, the place of the value (packed), the stop of a range."""
 
 
 def pack_pointer(offset: int, length: int, crc: int) -> int:
@@ -650,7 +657,7 @@ def pointer_length(pointer: int) -> int:
 
 @dataclass(slots=True)
 class Record:
-    """A record whose head and table are sound; its values are checked when they are read."""
+    """A record with a valid head and table; its values are checked when they are read."""
 
     offset: int
     end: int
@@ -661,7 +668,7 @@ class Record:
 
 
 class DataFile:
-    """An open data file. Its holder can read it, also after compaction put another one in its place."""
+    """An open data file. Its holder can read it even after compaction has replaced it."""
 
     def __init__(self, disk: Disk, path: Path, *, writable: bool) -> None:
         self.disk = disk
@@ -692,7 +699,7 @@ class DataFile:
         return os.fstat(self.descriptor).st_size
 
     def value(self, pointer: int) -> bytes:
-        """The value that a pointer leads to, after its checksum was found right."""
+        """Returns the value at a pointer, after its checksum was compared."""
         offset, length = pointer >> 64, pointer_length(pointer)
         value = self.read(offset, length)
         if len(value) != length or crc32(value) != pointer & 0xFFFFFFFF:
@@ -730,7 +737,9 @@ class DataFile:
         return data
 
     def records(self, offset: int, seq: int, size: int) -> Iterator[Record]:
-        """The records from an offset on, the first being the one after commit `seq`, until one is not there or bad."""
+        """Yields the records from an offset on, beginning with the record after commit `seq`, until a record is
+        missing or invalid.
+        """
         window, begin = b"", offset
         ahead = WINDOW
         while True:
@@ -747,7 +756,7 @@ class DataFile:
             if record is None or record.end > size or record.seq != (seq + 1 if record.kind == COMMIT else self.base):
                 return
             yield record
-            # Reading far ahead pays for small records; past large values it would read what was not asked for.
+            # Reading far ahead pays for small records; for large values it would read bytes that no caller requested.
             ahead = WINDOW if record.end - offset < WINDOW // 4 else HEAD.size + 4096
             offset, seq = record.end, record.seq
 
@@ -771,7 +780,7 @@ class DataFile:
         return True
 
     def vouched(self, offset: int, size: int) -> int:
-        """The newest commit that any sound record after an offset says is on disk; 0 for none."""
+        """Returns the newest commit that any valid record after an offset declares as synced; 0 for none."""
         highest = 0
         at = offset
         while at < size:
@@ -814,7 +823,7 @@ def _operations(table: bytes, first: int) -> list[Operation]:
 
 
 def make_header(salt: int, generation: int, base: int) -> bytes:
-    """The first bytes of a new data file whose state begins after commit `base`."""
+    """Returns the first bytes of a new data file whose state begins after commit `base`."""
     body = FILE_HEADER.pack(FILE_MAGIC, 0, VERSION, salt, generation, base)[12:]
     return (FILE_MAGIC + crc32(body).to_bytes(4, "little") + body).ljust(START, b"\0")
 
@@ -829,12 +838,12 @@ def encode(
     seed: int,
     kind: int = COMMIT,
 ) -> tuple[bytes, list[Operation]]:
-    """The bytes of a record at an offset, and its operations as reading it back would give them."""
+    """Returns the bytes of a record at an offset, and its operations as a later read returns them."""
     table: list[bytes] = []
     values: list[bytes] = []
     operations: list[Operation] = []
     for start, stop in ranges:
-        # Keys have at most MAX_KEY_BYTES bytes, so what a bound has beyond that decides nothing.
+        # Keys have at most MAX_KEY_BYTES bytes, so further bytes of a bound decide nothing.
         start, stop = start[: MAX_KEY_BYTES + 1], stop[: MAX_KEY_BYTES + 1]
         table += (ENTRY.pack(RANGE, len(start), len(stop), 0), start, stop)
         operations.append((RANGE, start, 0, stop))
@@ -864,9 +873,9 @@ def encode(
 
 
 # ── The file engine's index: key → where its value lies, in memory, and saved beside the data so that opening is quick
-# The saved index is a shortcut, never the truth: it names the data file it belongs to and how far it goes, and one that
-# is missing, damaged or of another file is made again from the data. What it does vouch for is that everything up to
-# its end was on disk when it was written.
+# The saved index is a shortcut. It names its data file and the offset that it covers. A missing or damaged index, or an
+# index of another file, is made again from the data. The index proves only that everything up to its end was on disk
+# when it was written.
 
 
 INDEX_MAGIC = b"PENSTOCKIDX1"
@@ -874,17 +883,17 @@ INDEX_HEADER = struct.Struct("<12sIQQQQQQ")
 
 
 class Index:
-    """The keys of a data file, and how many of its bytes they use."""
+    """The keys of a data file, and the number of bytes that they use."""
 
     __slots__ = ("live", "map")
 
     def __init__(self) -> None:
         self.map: SortedMap[int] = SortedMap()
         self.live = 0
-        """Bytes of the data file that hold something still wanted; the rest is garbage."""
+        """The bytes of the data file that hold live values; the rest is garbage."""
 
     def apply(self, operations: list[Operation]) -> None:
-        """Carries out a record's operations; doing so twice changes nothing more."""
+        """Applies a record's operations; applying them twice changes nothing more."""
         for kind, key, pointer, stop in operations:
             if kind == PUT:
                 old = self.map.put(key, pointer)
@@ -927,7 +936,7 @@ def save_index(folder: Path, data: DataFile, keys: Frozen[int], end: int, seq: i
 
 
 def load_index(folder: Path, data: DataFile) -> tuple[Index, LogPosition]:
-    """The saved index of a data file, and how far it goes; an empty one when there is none that can be used."""
+    """Returns the saved index of a data file and the offset that it covers; an empty index when no index is usable."""
     index, nothing = Index(), LogPosition(START, data.base, data.base)
     try:
         saved = (folder / "index").read_bytes()
@@ -954,9 +963,9 @@ def load_index(folder: Path, data: DataFile) -> tuple[Index, LogPosition]:
 
 
 # ── Reading a data file from where one is to where it ends: at opening, and by readers that follow a writer ──
-# The end is the first offset without a sound record. What lies behind it decides what that means: nothing but zeros is
-# the plain end; something that no later record calls synced is the torn end of a crash, which the next writer cuts; a
-# record that a later one calls synced was once whole, so it is corruption, and is reported as such and never cut.
+# The end is the first offset without a valid record. The bytes behind it decide its meaning. Only zeros: the plain end.
+# Other bytes that no later record calls synced: the torn end of a crash, which the next writer cuts. A record that a
+# later record calls synced: corruption, because it was once whole; it is reported and never cut.
 
 
 ZEROS = bytes(1 << 20)
@@ -986,7 +995,7 @@ def follow(data: DataFile, index: Index, position: LogPosition) -> int:
         beyond = data.read(position.end, HEAD.size)
         if beyond == NO_HEAD[: len(beyond)] or not _was_whole(data, position, size):
             return unsure
-        # A writer in another process finished the record while this one was looking: go on from there.
+        # A writer in another process finished the record during the check: go on from there.
 
 
 def check_end(data: DataFile, position: LogPosition) -> bool:
@@ -1004,7 +1013,10 @@ def check_end(data: DataFile, position: LogPosition) -> bool:
 
 
 def _was_whole(data: DataFile, position: LogPosition, size: int) -> bool:
-    """Reads the next record again: True when it is whole, False when a crash tore it, `Corrupt` when it was on disk."""
+    """Reads the next record again.
+
+    Returns True when it is whole, False when a crash tore it; raises `Corrupt` when it was on disk.
+    """
     if data.vouched(position.end, size) <= position.seq:
         return False
     if next(data.records(position.end, position.seq, data.size()), None) is None:
@@ -1017,7 +1029,7 @@ def _was_whole(data: DataFile, position: LogPosition, size: int) -> bool:
 
 
 def _read_records(data: DataFile, index: Index, position: LogPosition, size: int) -> int:
-    """Applies the sound records; returns the offset of the first one that no other record says is on disk."""
+    """Applies the valid records. Returns the offset of the first record that no other record declares as synced."""
     waiting: deque[Record] = deque()
     for record in data.records(position.end, position.seq, size):
         position.synced = max(position.synced, record.seq if record.kind == COPY else record.synced)

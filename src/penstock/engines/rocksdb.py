@@ -1,11 +1,10 @@
 """The log-structured engine: RocksDB through rocksdict, for one writing process.
 
-RocksDB has write batches but no transactions here, so a write transaction is an `OverlayWrite` that becomes one batch.
-Reading from another process goes through "secondary" instances, which follow the writer's files: a reader's `read`
-costs about a millisecond when only the log has grown, and about five when files have changed. A deleted key stays in
-the way of scans until RocksDB has compacted it away: who takes from the head of a range should remember where the head
-was and scan from there, or every take walks over all that were taken before. `delete_range` is one marker however many
-keys it covers.
+rocksdict offers write batches but no transactions, so a write transaction is an `OverlayWrite` that becomes one batch.
+Other processes read through "secondary" instances, which follow the writer's files: a reader's `read` costs about a
+millisecond when only the log has grown, and about five milliseconds when files have changed. A deleted key slows scans
+until RocksDB has compacted it. So a caller that takes from the head of a range should remember the head and scan from
+there; otherwise every take walks over all earlier takes. `delete_range` is one marker, however many keys it covers.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ from penstock.errors import ConfigError, Corrupt, Locked, OutcomeUnknown, Pensto
 
 FORMAT = b"penstock rocksdb 1"
 IDLE_READERS = 2
-"""Secondary instances a reader keeps for its next snapshot."""
+"""The number of secondary instances that a reader keeps for its next snapshots."""
 ATTEMPTS = 20
 """The attempts of a reader to open files while a writer changes them."""
 
@@ -60,9 +59,12 @@ class RocksdbEngine(BatchEngine):
         super().__init__(str(self._folder), read_only=read_only, durability=durability)
         self._unflushed = False
         self._is_closed = True
-        """True when the database is closed, also after it could not be opened again."""
+        """True when the database is closed, also after a failed attempt to open it again."""
         self._refused = False
-        """RocksDB takes no write after one failed, whatever the disk does now: it is opened again before the next."""
+        """After a failed write RocksDB refuses all writes, even when the disk has recovered.
+
+        So the database is opened again before the next write.
+        """
         self._swap = threading.RLock()  # held while the database is opened again, or a snapshot of it is made
         self._synced_sequence = 0
         self._reads: weakref.WeakSet[RocksdbRead] = weakref.WeakSet()
@@ -104,7 +106,7 @@ class RocksdbEngine(BatchEngine):
         self._db = open_database(self._folder)
         self._files = DatabaseFiles(self._folder)
         self._sync_mark = SyncMark(self._folder)
-        # What was in the log is in a file of its own and synced before the database is open.
+        # The contents of the log are in a synced file of their own before the database is open.
         self._synced_sequence = self._db.latest_sequence_number()
         self._unflushed = self._refused = self._is_closed = False
 
@@ -130,9 +132,9 @@ class RocksdbEngine(BatchEngine):
             self._db.close()
             wait_until_released(self._folder)
             return
-        # RocksDB flushes when it is closed, into files that it makes by name, and these may be another writer's now.
+        # Closing RocksDB flushes into files that it makes by name, and these files may belong to another writer by now.
         self._db.cancel_all_background(True)
-        with suppress(Exception):  # that it could not flush
+        with suppress(Exception):  # the failed flush
             self._db.close()
 
     # transactions
@@ -147,14 +149,14 @@ class RocksdbEngine(BatchEngine):
                 reading = RocksdbRead(self, begun, RocksdbView(instance.db, self._name), instance)
                 self._reads.add(reading)
             else:
-                with self._swap:  # and noted before it can be closed
+                with self._swap:  # and noted before the database can be closed
                     self._check_database()
                     reading = RocksdbRead(self, begun, PinnedRocksdbView(self._db, self._name), None)
                     self._reads.add(reading)
         return reading
 
     def _take_secondary(self) -> Secondary:
-        """Hands out an instance for one snapshot only: catching up moves every read through it."""
+        """Hands out an instance for one snapshot only: catching up changes every read through the instance."""
         while self._idle:
             instance = self._idle.pop()
             if instance.catch_up():
@@ -251,7 +253,7 @@ class RocksdbEngine(BatchEngine):
             return self._version
 
     def _file_facts(self) -> tuple[int, ...]:
-        """The files and the newest log's size, which change when the writer in another process writes."""
+        """Returns the files and the size of the newest log, which change when the writer in another process writes."""
         try:
             folder = os.stat(self._folder).st_mtime_ns  # noqa: PTH116 - several times faster than Path.stat
             if self._log is None or not self._facts or folder != self._facts[0]:
@@ -261,7 +263,7 @@ class RocksdbEngine(BatchEngine):
             log = os.stat(self._log)  # noqa: PTH116
         except FileNotFoundError:
             self._log = None
-            return (-1, self._version)  # the files are changing just now: anything but the same facts
+            return (-1, self._version)  # the files are changing: return different facts
         except OSError as error:
             raise StorageError(f"{self._name} cannot be read: {error}") from error
         return folder, log.st_ino, log.st_size
@@ -285,7 +287,7 @@ class RocksdbEngine(BatchEngine):
         self._unflushed, self._synced_sequence = False, sequence
 
     def reclaim(self) -> None:
-        """Compacts the whole database, which removes what was deleted from the files."""
+        """Compacts the whole database, which removes deleted keys from the files."""
         self._check_writable()
         force = rocksdict.CompactOptions()
         force.set_bottommost_level_compaction(rocksdict.BottommostLevelCompaction.force_optimized())
@@ -294,7 +296,9 @@ class RocksdbEngine(BatchEngine):
             self._db.compact_range(None, None, force)
 
     def garbage(self) -> int:
-        """All bytes when something was deleted since the files were compacted: what its removal frees is not known."""
+        """Returns all bytes when keys were deleted since the last compaction, because the bytes that their removal
+        frees are unknown.
+        """
         self._check_writable()
         with explained(self._name):
             self._db.flush()
@@ -302,7 +306,7 @@ class RocksdbEngine(BatchEngine):
         return self.size() if deleted else 0
 
     def size(self) -> int:
-        """Bytes of all files in the store's folder."""
+        """Returns the bytes of all files in the store's folder."""
         self._check_usable()
         total = 0
         for entry in self._folder.iterdir():
@@ -352,19 +356,20 @@ def _is_rocksdbs(name: str) -> bool:
 
 MISSING = "key not found"
 READ_AHEAD, READ_AHEAD_BYTES = 64, 1 << 20
-"""Rows, and bytes of values, that a long scan reads in one go."""
+"""The rows, and the bytes of values, that a long scan reads in one call."""
 
 
 class RocksdbView:
-    """get and scan over the newest state of a database, or over a secondary instance that is held still.
+    """A view with get and scan over the newest state of a database, or over a secondary instance that does not move.
 
-    A scan reads some rows at a time, more and more: an iterator between two of them would keep the database open.
+    A scan reads a growing number of rows at a time, because an iterator that waits between two rows would keep the
+    database open.
     """
 
     __slots__ = ("_db", "_name")
 
     def __init__(self, db: rocksdict.Rdict, name: str) -> None:
-        self._db: Any = db  # None once dropped; transactions that are over are not read from
+        self._db: Any = db  # None once dropped; ended transactions are not read
         self._name = name
 
     def get(self, key: bytes) -> bytes | None:
@@ -376,9 +381,9 @@ class RocksdbView:
             raise self._explained(error) from error
 
     def scan(self, start: bytes, stop: bytes, *, reverse: bool = False) -> Iterator[tuple[bytes, bytes]]:
-        # The empty key is not a caller's: every scan begins behind it.
+        # The empty key does not belong to callers: every scan begins behind it.
         start, stop = start[: MAX_KEY_BYTES + 1] or b"\0", stop[: MAX_KEY_BYTES + 1]
-        ahead, last = 1, start >= stop  # one row first: the next may lie behind many deleted ones
+        ahead, last = 1, start >= stop  # one row first: the next row may follow many deleted rows
         while not last:
             try:
                 rows, last = _next_rows(self._iterator(start, stop, reverse), start, stop, reverse, ahead)
@@ -394,13 +399,13 @@ class RocksdbView:
     def _explained(self, error: Exception) -> PenstockError:
         """Returns the error that an exception of a read stands for. Another thread may have closed the store during the
         read."""
-        error.__traceback__ = None  # its frames would keep an iterator, and that the database, as long as it is kept
+        error.__traceback__ = None  # the traceback's frames would keep an iterator and with it the database
         return transaction_is_over() if self._db is None else explain(error, self._name)
 
     def _iterator(self, start: bytes, stop: bytes, reverse: bool) -> rocksdict.RdictIter:
-        """An iterator standing on the first key."""
-        # The upper bound keeps it from walking on over keys deleted behind the range. rocksdict passes no lower bound
-        # on, so walking backwards past the start may cross deleted keys.
+        """Returns an iterator at the first key."""
+        # The upper bound stops the iterator before deleted keys behind the range. rocksdict passes no lower bound to
+        # RocksDB, so a backward scan past the start may cross deleted keys.
         bounds = rocksdict.ReadOptions()
         bounds.set_iterate_upper_bound(stop)
         iterator: rocksdict.RdictIter = self._db.iter(bounds)
@@ -421,7 +426,9 @@ class RocksdbView:
 def _next_rows(
     iterator: rocksdict.RdictIter, start: bytes, stop: bytes, reverse: bool, most: int
 ) -> tuple[list[tuple[bytes, bytes]], bool]:
-    """Up to so many rows (fewer when they are large) from where an iterator stands; whether they are the last."""
+    """Returns up to so many rows (fewer when they are large) from an iterator's position, and whether they are the
+    last rows.
+    """
     rows: list[tuple[bytes, bytes]] = []
     size = 0
     while iterator.valid():
@@ -442,11 +449,11 @@ def _next_rows(
 
 
 class PinnedRocksdbView(RocksdbView):
-    """get and scan over one moment of a database that is being written to.
+    """A view with get and scan over one moment of a database with a writer.
 
-    rocksdict's snapshots answer `get`, but their iterators show the newest state. So a snapshot comes with one iterator
-    made at the same moment, which does stay there. Only while nothing has been written since do scans have iterators of
-    their own, with bounds.
+    rocksdict's snapshots answer `get`, but their iterators show the newest state. So a snapshot has one iterator that
+    was made at the same moment and stays there. Scans have bounded iterators of their own only while nothing has been
+    written since.
     """
 
     __slots__ = ("_pinned", "_sequence", "_snapshot")
@@ -491,14 +498,14 @@ class PinnedRocksdbView(RocksdbView):
 
 
 def explain(error: Exception, name: str) -> PenstockError:
-    """The penstock error that says what an exception of rocksdict, which has only text, means for a store."""
+    """Returns the penstock error for an exception of rocksdict, which has only text."""
     text = str(error)
-    if isinstance(error, RuntimeError) and "borrowed" in text:  # by another thread, which closes the database
+    if isinstance(error, RuntimeError) and "borrowed" in text:  # another thread is closing the database
         return transaction_is_over()
     if isinstance(error, OSError) and error.errno:  # penstock reads logs and the manifest before RocksDB opens them
         return StorageError(f"{name} cannot be opened: {error}", retryable=not isinstance(error, PermissionError))
     if type(error) is not Exception and not isinstance(error, rocksdict.DbClosedError):
-        raise error  # not rocksdict's: a signal handler's, say
+        raise error  # not an error of rocksdict, but for example of a signal handler
     if "lock hold by current process" in text or "While lock file" in text:
         return Locked(
             f"{name} is open for writing elsewhere, and its engine allows one writer (`fuser` of its LOCK names it): "
@@ -517,7 +524,7 @@ def explain(error: Exception, name: str) -> PenstockError:
 
 @contextmanager
 def explained(name: str) -> Iterator[None]:
-    """Turns what rocksdict and the system raise into a penstock error; other errors pass."""
+    """Turns errors of rocksdict and the system into penstock errors; other errors pass."""
     try:
         yield
     except PenstockError:
@@ -530,7 +537,7 @@ def explained(name: str) -> Iterator[None]:
 
 
 class RocksdbRead(HeldRead):
-    """A snapshot of the database, or a secondary instance held still."""
+    """A snapshot of the database, or a secondary instance that does not move."""
 
     __slots__ = ("_instance", "_rocksdb_view", "_store")
 
@@ -547,7 +554,7 @@ class RocksdbRead(HeldRead):
             yield self._instance.db
 
     def close(self) -> None:
-        if not self.is_open or self._store.is_foreign_process():  # forked: what this holds is the parent's
+        if not self.is_open or self._store.is_foreign_process():  # forked: the objects belong to the parent
             return
         super().close()
         self._rocksdb_view.drop()
@@ -567,10 +574,11 @@ log = logging.getLogger("penstock.engine.rocksdb")
 
 
 def open_database(folder: Path) -> rocksdict.Rdict:
-    """Opens a database for writing, as it was after its last commit, or before the first one a crash took.
+    """Opens a database for writing, in the state after its last commit, or before the first commit that a crash
+    removed.
 
-    Only commits that were not synced may be behind the point it comes back to: where a record in the log shows that
-    more was on disk, what is missing was damaged, and `Corrupt` says so and leaves everything as it is.
+    Only unsynced commits may be missing after this point. Where a record in the log shows that more was on disk, the
+    missing part was damaged: `Corrupt` is raised and the files stay unchanged.
     """
     check_end(folder)
     check_types(folder)
@@ -584,7 +592,8 @@ def open_database(folder: Path) -> rocksdict.Rdict:
 
 
 def _open_database(folder: Path) -> rocksdict.Rdict:
-    # A log cut exactly between two records looks whole, also when a later one follows: only one log can be trusted so.
+    # A log that was cut exactly between two records looks whole, even when a later log follows: so only a single log
+    # can be trusted in this way.
     if len([path for path in folder.glob("[0-9]*.log") if path.stat().st_size]) < 2:
         try:
             return rocksdict.Rdict(str(folder), make_options(whole=True))
@@ -603,7 +612,7 @@ def _open_database(folder: Path) -> rocksdict.Rdict:
 
 
 class Secondary:
-    """An instance that follows the writer's files, and the folder RocksDB wants for its own log."""
+    """An instance that follows the writer's files, and the folder that RocksDB needs for its own log."""
 
     def __init__(self, folder: Path) -> None:
         own = tempfile.mkdtemp(prefix="penstock-rocksdb-")
@@ -611,17 +620,19 @@ class Secondary:
         self._files = list_files(folder)
         try:
             options = make_options()
-            options.set_max_log_file_size(0)  # it never begins another one, so the folder may go
+            options.set_max_log_file_size(0)  # RocksDB never begins another log, so the folder may be removed
             self.db = rocksdict.Rdict(str(folder), options, access_type=rocksdict.AccessType.secondary(own))
         finally:
-            # RocksDB goes on writing to its log there without its name; a reader that dies leaves nothing behind.
+            # RocksDB continues to write to its unlinked log, so a reader that dies leaves nothing behind.
             shutil.rmtree(own, ignore_errors=True)
 
     def catch_up(self) -> bool:
-        """Takes in what was appended to the writer's log; False when more than that happened and a new one is needed.
+        """Reads new entries of the writer's log.
 
-        After a compaction an instance that was open before can show deleted keys again (RocksDB 10), and one that is
-        opened while files are being removed can miss what was in them. So it is used only while the files stay.
+        Returns False when files have changed too, and a new instance is needed.
+
+        After a compaction an older instance can show deleted keys again (RocksDB 10), and an instance that is opened
+        while files are removed can miss their contents. So an instance is used only while the files stay the same.
         """
         self.db.try_catch_up_with_primary()
         return self.is_whole()
@@ -634,10 +645,10 @@ class Secondary:
 
 
 def wait_until_released(folder: Path) -> None:
-    """Waits until RocksDB has let go of a database's lock, which it does last.
+    """Waits until RocksDB has released a database's lock, which is its last step.
 
-    A thread in the middle of a read keeps the database open until it has left it. Who opened the database meanwhile
-    would look at files that RocksDB is still exchanging, and take them for damaged.
+    A thread in the middle of a read keeps the database open. An opener that did not wait would see files that RocksDB
+    is still exchanging, and report them as damaged.
     """
     deadline = time.monotonic() + RELEASE_SECONDS
     while holds_lock(folder / "LOCK"):
@@ -648,9 +659,9 @@ def wait_until_released(folder: Path) -> None:
 
 
 def holds_lock(path: Path) -> bool:
-    """Returns True when this process holds a lock on a file, and False where the system does not tell.
+    """Returns True when this process holds a lock on a file; False also where the system cannot tell.
 
-    The file is not opened: closing a descriptor of it would let go of the lock.
+    The file is not opened, because closing a descriptor would release the lock.
     """
     try:
         held = Path("/proc/locks").read_text()
@@ -663,7 +674,7 @@ def holds_lock(path: Path) -> bool:
 
 
 class DatabaseFiles(OpenFiles):
-    """The lock of a database that is open for writing, and the log that its commits go to."""
+    """The lock of a database that is open for writing, and the log of its commits."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(str(folder / "LOCK"))
@@ -672,7 +683,7 @@ class DatabaseFiles(OpenFiles):
 
     def _look(self) -> str | None:
         if self._log is not None and not self._log.exists():
-            newest = newest_log(self._database)  # RocksDB makes the next one before it removes one
+            newest = newest_log(self._database)  # RocksDB creates the next log before it removes one
             if newest is None or _number(newest) < _number(self._log):
                 return str(self._log)
             self._log = newest
@@ -684,7 +695,7 @@ class DatabaseFiles(OpenFiles):
 
 
 def newest_log(folder: Path) -> Path | None:
-    """The log that commits go to now; None when there is none."""
+    """Returns the log that receives commits now; None when there is no log."""
     return max(folder.glob("[0-9]*.log"), key=_number, default=None)
 
 
@@ -693,13 +704,13 @@ def _number(log: Path) -> int:
 
 
 def list_files(folder: Path) -> dict[str, int]:
-    """The files that make up a database, with the size of the one that lists the others."""
+    """Returns the files of a database, with the size of the file that lists the others."""
     names = [name for name in os.listdir(folder) if name.endswith((".sst", ".log")) or name.startswith("MANIFEST")]  # noqa: PTH208
     return {name: _size(folder / name) if name.startswith("MANIFEST") else 0 for name in names}
 
 
 def _size(path: Path) -> int:
-    """The size of a file; -1 when it is gone, as the writer's are when it has just replaced them."""
+    """Returns the size of a file; -1 when the file is gone, for example because the writer has just replaced it."""
     try:
         return path.stat().st_size
     except FileNotFoundError:
@@ -709,7 +720,7 @@ def _size(path: Path) -> int:
 def make_options(*, whole: bool = False) -> rocksdict.Options:
     """Returns the options of a database: bounded memory and files.
 
-    `whole` refuses a log with anything wrong in it; otherwise the log is read up to the first thing wrong.
+    With `whole`, a log with any error is refused; otherwise the log is read up to the first error.
     """
     options = rocksdict.Options(raw_mode=True)
     options.create_if_missing(True)
@@ -719,7 +730,7 @@ def make_options(*, whole: bool = False) -> rocksdict.Options:
     options.set_max_log_file_size(1 << 20)
     options.set_max_open_files(512)
     options.set_is_fd_close_on_exec(True)
-    # Files in which half of a window is deleted are compacted early, so that scans do not walk over the dead.
+    # Files in which half of a window is deleted are compacted early, so that scans do not walk over deleted keys.
     options.add_compact_on_deletion_collector_factory(1024, 512, 0.5)
     modes = rocksdict.DBRecoveryMode
     options.set_wal_recovery_mode(modes.absolute_consistency() if whole else modes.point_in_time())
@@ -727,8 +738,8 @@ def make_options(*, whole: bool = False) -> rocksdict.Options:
 
 
 # ── What a fork does to RocksDB: its threads are not in the child, and everything that waits for them hangs ──
-# So a child forked after RocksDB was used opens no database, and never lets go of its parent's: the objects it
-# inherited are kept from being destroyed, because destroying them joins threads that are not there.
+# So a child that is forked after RocksDB was used opens no database. It never destroys the objects that it inherited,
+# because destroying them joins threads that do not exist in the child.
 
 
 _engines: weakref.WeakSet[RocksdbEngine] = weakref.WeakSet()
@@ -755,7 +766,7 @@ def _keep_for_ever() -> None:
         return
     _forked_from = os.getppid()
     libc = ctypes.CDLL(None)
-    if hasattr(libc, "on_exit"):  # a glibc: RocksDB's library would join them too, when the process exits
+    if hasattr(libc, "on_exit"):  # glibc: RocksDB's library would also join the threads when the process exits
         libc.on_exit(libc._exit, None)
     for engine in list(_engines):
         for each in engine._rocksdb_objects():
@@ -785,14 +796,18 @@ VOUCHER = b"\x01\x00\x10"
 """The first bytes of a batch whose first operation puts sixteen bytes under the empty key."""
 EMPTY_KEY = b""
 AGAIN = range(5, 9)
-"""The types of records in logs that are used again, which penstock's are not. RocksDB waits for the end of one for
-ever, and a changed bit makes one of an ordinary record."""
+"""The types of records in recycled logs; penstock recycles no logs.
+
+RocksDB waits forever for the end of such a record, and a changed bit can turn an ordinary record into such a record.
+"""
 
 
 class SyncMark:
-    """Makes the values of the empty key in one database, which say up to which sequence number all is on disk.
+    """Makes the values of the empty key in one database, which state the sequence number up to which everything is on
+    disk.
 
-    They carry a mark of the database: bytes of another one's log that a payload holds vouch for nothing here.
+    The values carry a mark of the database, so that bytes of another database's log inside a payload prove nothing
+    here.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -807,7 +822,7 @@ class SyncMark:
         return sequence.to_bytes(8, "big") + self._mark
 
     def highest(self) -> int:
-        """The highest sequence number that any sound record in the database's logs calls synced."""
+        """Returns the highest sequence number that any valid record in the database's logs declares as synced."""
         highest = 0
         for path in self._folder.glob("[0-9]*.log"):
             with path.open("rb") as file:
@@ -816,7 +831,8 @@ class SyncMark:
         return highest
 
     def _highest_in(self, block: bytes, highest: int) -> int:
-        # Not from record to record: behind one whose length was changed the others would not be found.
+        # The search does not go from record to record: behind a record with a changed length the others would not be
+        # found.
         at = -1
         while (at := block.find(VOUCHER, at + 1)) >= 0:
             head = at - BATCH_HEAD_BYTES - HEAD.size
@@ -830,7 +846,9 @@ class SyncMark:
 
 
 def check_types(folder: Path) -> None:
-    """Corrupt when a log has a record of a type that penstock's logs have not: RocksDB would read it without end."""
+    """Raises Corrupt when a log has a record of a type that penstock's logs never have: RocksDB would read it
+    without end.
+    """
     for path in folder.glob("[0-9]*.log"):
         data = path.read_bytes()
         for at, _, kind in record_spans(data):
@@ -915,7 +933,7 @@ may be wrong."""
 
 
 def check_end(folder: Path) -> None:
-    """Corrupt when a database's manifest ends within a record, and not because a crash tore it off."""
+    """Raises Corrupt when a database's manifest ends within a record, and no crash can have torn the record."""
     path, data = _manifest(folder)
     end = _chain_end(data)
     if end < len(data) and not cut_torn_end(folder):
@@ -935,7 +953,7 @@ def _chain_end(data: bytes) -> int:
 
 
 def _manifest(folder: Path) -> tuple[Path, bytes]:
-    """A database's manifest; no bytes where it cannot be read: RocksDB says what is wrong."""
+    """Returns a database's manifest; no bytes when it cannot be read, because RocksDB then reports the error."""
     path = folder / "CURRENT"
     try:
         path = folder / path.read_text().strip()
@@ -945,7 +963,10 @@ def _manifest(folder: Path) -> tuple[Path, bytes]:
 
 
 def cut_torn_end(folder: Path) -> bool:
-    """Cuts a torn last record off a database's manifest; False, and nothing done, when that could lose something."""
+    """Cuts a torn last record off a database's manifest.
+
+    Returns False and changes nothing when this could lose data.
+    """
     path, data = _manifest(folder)
     records, end = _read(data)
     if end >= len(data) or not records or _has_sound_record(data, end):
@@ -965,8 +986,8 @@ def cut_torn_end(folder: Path) -> bool:
 def _has_its_log(manifest: Path, records: list[bytes]) -> bool:
     """Returns True when the log that was in use at the last sound record is still there.
 
-    A flush writes the number of the log that goes on. Opening knows only a number that its own log is not below: it
-    makes that log just before the manifest, after all older ones were flushed.
+    A flush writes the number of the current log. Opening writes only a lower bound for the number of its own log: it
+    makes this log just before the manifest, after all older logs were flushed.
     """
     log = 0
     for record in records:
@@ -978,7 +999,7 @@ def _has_its_log(manifest: Path, records: list[bytes]) -> bool:
 
 
 def _read(data: bytes) -> tuple[list[bytes], int]:
-    """The whole records up to the first that is not sound, and where they end."""
+    """Returns the whole records up to the first invalid record, and where they end."""
     records: list[bytes] = []
     pieces, end = b"", 0
     for at, following, kind in record_spans(data):
@@ -1008,7 +1029,7 @@ def _has_sound_record(data: bytes, begin: int) -> bool:
 
 
 def _numbers(record: bytes) -> dict[str, int]:
-    """The numbers a record begins with."""
+    """Returns the numbers that a record begins with."""
     found: dict[str, int] = {}
     at = 0
     while at < len(record):

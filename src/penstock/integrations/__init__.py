@@ -1,4 +1,4 @@
-"""Integrations that let other libraries keep their data in a journal. Each module stands on the public names alone.
+"""Integrations that let other libraries keep their data in a journal. Each module uses only public names of penstock.
 
     celery          a transport of kombu, and a result backend
     django          a backend for Django's tasks
@@ -8,7 +8,7 @@
     mcp             an event store for MCP servers
     outbox          rows of a program's own database, on their way into a journal (penstock.outbox)
 
-Each module that is named after a library has an extra of its name, which brings the library.
+Each module with a library's name has an extra of the same name, which installs the library.
 """
 
 from collections.abc import Iterator
@@ -19,7 +19,7 @@ from penstock.errors import ConfigError
 
 @contextmanager
 def needed_for(extra: str) -> Iterator[None]:
-    """Imports within the block need an extra: ConfigError says so when a package is not there."""
+    """Wraps imports that need an extra. Raises ConfigError, which names the extra, when a package is missing."""
     try:
         yield
     except ModuleNotFoundError as error:

@@ -1,10 +1,10 @@
-"""A journal as the recorder of dynamic consistency boundaries of the library eventsourcing.
+"""A journal as the recorder of dynamic consistency boundaries for the library eventsourcing.
 
     PERSISTENCE_MODULE=penstock.integrations.dcb
     PENSTOCK_URL=/var/lib/app/school.db
 
-A recorded event is an event: its kind is the recorded event's type, its payload the data, its tags the tags, and its
-position the position. The condition of an append is `unless=`, which the commit checks.
+A recorded event is an event of the journal: its kind is the recorded event's type, its payload is the data, its tags
+are the tags, and its position is the position. The condition of an append is `unless=`, which the commit checks.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ with needed_for("eventsourcing"):
 
 
 def _queries(query: DCBQuery | None, after: int = 0) -> list[penstock.EventQuery]:
-    """Returns the queries of which any finds a wanted event."""
+    """Returns the queries for the wanted events: an event is wanted if any query finds it."""
     items = [] if query is None else query.items
     found = [penstock.EventQuery(kinds=one.types or None, tags=one.tags, after=after) for one in items]
     return found or [penstock.EventQuery(after=after)]
@@ -43,7 +43,7 @@ def _sequenced(event: penstock.Event[bytes]) -> DCBSequencedEvent:
 
 
 class PenstockDCBRecorder(DCBRecorder):
-    """Events with tags, and appends that depend on events with some tags."""
+    """A recorder of events with tags. An append may depend on events with some tags."""
 
     def __init__(self, journal: penstock.Journal, topic: str = "events") -> None:
         self.topic = journal.topic(topic)
@@ -59,7 +59,7 @@ class PenstockDCBRecorder(DCBRecorder):
         return PenstockReadResponse(map(_sequenced, islice(each, limit)), head if limit is None else None)
 
     def append(self, events: Sequence[DCBEvent], condition: DCBAppendCondition | None = None) -> int:
-        """Appends events, all or none. IntegrityError when an event is there that the condition forbids."""
+        """Appends events, all or none. Raises IntegrityError when there is an event that the condition forbids."""
         unless = None if condition is None else _queries(condition.fail_if_events_match, condition.after or 0)
         drafts = [penstock.Draft(one.type, one.data, tags=one.tags) for one in events]
         if drafts:
@@ -72,7 +72,7 @@ class PenstockDCBRecorder(DCBRecorder):
     def subscribe(
         self, query: DCBQuery | None = None, *, after: int | None = None
     ) -> DCBSubscription[PenstockDCBRecorder]:
-        """Follows the wanted events after a position, also those that other processes append."""
+        """Follows the wanted events after a position, including events that other processes append."""
         return PenstockDCBSubscription(self, query, after)
 
 
@@ -81,10 +81,10 @@ def _position(event: penstock.Event[bytes]) -> int:
 
 
 class PenstockReadResponse(DCBReadResponse):
-    """Events that are read, and the position up to which they were looked for."""
+    """Events of a read, and the position through which they were searched."""
 
     def __init__(self, events: Iterator[DCBSequencedEvent], head: int | None) -> None:
-        """`head`: the newest position; None when the last event that is read says it."""
+        """`head` is the newest position. With None, the last event of the read has it."""
         self._events = events
         self._head = head
 
@@ -99,7 +99,7 @@ class PenstockReadResponse(DCBReadResponse):
 
 
 class PenstockDCBSubscription(DCBSubscription[PenstockDCBRecorder]):
-    """Wanted events as they come."""
+    """A subscription that yields wanted events as they are recorded."""
 
     def __init__(self, recorder: PenstockDCBRecorder, query: DCBQuery | None, after: int | None) -> None:
         super().__init__(recorder, query, after)
@@ -107,7 +107,7 @@ class PenstockDCBSubscription(DCBSubscription[PenstockDCBRecorder]):
         self._events = recorder.topic.subscribe(after or 0)
 
     def stop(self) -> None:
-        """Ends it; a thread that waits in it gets no more events."""
+        """Ends the subscription. A thread that waits in it gets no more events."""
         super().stop()
         self._events.close()
 
@@ -119,7 +119,7 @@ class PenstockDCBSubscription(DCBSubscription[PenstockDCBRecorder]):
 
 
 class PenstockDCBFactory(PenstockFactory, DCBInfrastructureFactory[PenstockTrackingRecorder]):
-    """Opens the journal that PENSTOCK_URL names and makes recorders on it."""
+    """Opens the journal that PENSTOCK_URL names, and makes recorders on it."""
 
     def dcb_recorder(self) -> PenstockDCBRecorder:
         """Returns the recorder of the application's events."""

@@ -3,11 +3,12 @@
     PERSISTENCE_MODULE=penstock.integrations.eventsourcing
     PENSTOCK_URL=/var/lib/app/shop.db
 
-A stored event is an event: its kind is the stored event's topic, its key the originator's id, its payload the state,
-and the header `version` the originator's version. Its position is the notification's id, so ids have no gaps and no
-later commit has a smaller one. Every insert is one batch, and it expects each originator to be where its newest event
-was read: of two writers of one version the second gets IntegrityError. What is tracked is an event of a topic of its
-own in the same batch, with the upstream application as its key, and follows the same rule.
+A stored event is an event of the journal: its kind is the stored event's topic, its key is the originator's id, its
+payload is the state, and its header `version` is the originator's version. Its position is the notification's id, so
+ids have no gaps, and a later commit never has a smaller id. Every insert is one batch. It expects that each
+originator's newest event is the event that was read. So of two writers of the same version, the second gets
+IntegrityError. A tracking record is an event in a separate topic, in the same batch, with the upstream application as
+its key. It follows the same rule.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ with needed_for("eventsourcing"):
     from eventsourcing.utils import Environment, resolve_topic
 
 VERSION = "version"
-"""The header that has the originator's version."""
+"""The header with the originator's version."""
 TRACKED = "tracked"
 """The kind of an event that tracks an upstream application."""
 
@@ -44,17 +45,17 @@ R = TypeVar("R", bound="PenstockRecorder")
 
 
 class PenstockRecorder:
-    """The base of every recorder here: a topic of events, and a topic of what is tracked beside it."""
+    """The base of every recorder in this module: a topic of events, and beside it a topic of tracking records."""
 
     def __init__(self, journal: penstock.Journal, topic: str = "events", *, text_ids: bool = False) -> None:
-        """`text_ids`: originators' ids are text, not UUIDs."""
+        """With `text_ids`, originators' ids are text and not UUIDs."""
         self.journal = journal
         self.topic = journal.topic(topic)
         self.tracking = journal.topic(f"{topic}.tracking")
         self._text_ids = text_ids
 
     def _insert(self, outbox: penstock.Outbox) -> list[int]:
-        """Appends what is staged, and returns the new events' positions."""
+        """Appends the staged events, and returns their positions."""
         try:
             receipts = outbox.flush()
         except penstock.errors.Conflict as error:
@@ -63,7 +64,7 @@ class PenstockRecorder:
 
     def _stage_events(self, outbox: penstock.Outbox, stored_events: Sequence[StoredEvent]) -> None:
         newest: dict[str, tuple[int, int | None]] = {}
-        """By originator, the position of its newest stored event, and the highest version so far."""
+        """By originator: the position of its newest stored event, and its highest version so far."""
         for one in stored_events:
             key = str(one.originator_id)
             if key not in newest:
@@ -79,7 +80,7 @@ class PenstockRecorder:
             outbox.stage(self.topic, one.topic, one.state, key=key, headers=headers, expect=position)
 
     def _stage_tracking(self, outbox: penstock.Outbox, tracking: Tracking) -> None:
-        """Tracks in the batch that an outbox holds: for views that keep their own state in topics, too."""
+        """Adds a tracking record to an outbox's batch. Views that keep their own state in topics can use this too."""
         found = self._tracked(tracking.application_name)
         if found is not None and tracking.notification_id <= found.payload:
             raise IntegrityError(
@@ -87,13 +88,13 @@ class PenstockRecorder:
                 f"{tracking.notification_id} cannot be recorded"
             )
         if found is None:
-            self.tracking.configure(by_key=True)  # only the newest event of each application says anything
+            self.tracking.configure(by_key=True)  # only the newest event of each application counts
         position = 0 if found is None else found.seq
         name = tracking.application_name
         outbox.stage(self.tracking, TRACKED, tracking.notification_id, key=name, expect=position)
 
     def _tracked(self, application_name: str) -> penstock.Event[int] | None:
-        """The newest event that tracks an application."""
+        """Returns the newest event that tracks an application."""
         return next(self.tracking.read(key=application_name, reverse=True, limit=1), None)
 
     def _notification(self, event: penstock.Event[bytes]) -> Notification:
@@ -107,10 +108,13 @@ class PenstockRecorder:
 
 
 class PenstockAggregateRecorder(PenstockRecorder, AggregateRecorder):
-    """Events of aggregates, or snapshots of them."""
+    """A recorder of the events of aggregates, or of their snapshots."""
 
     def insert_events(self, stored_events: Sequence[StoredEvent], **kwargs: Any) -> Sequence[int] | None:
-        """Records events, all or none. IntegrityError when an originator has their version, or a higher one."""
+        """Records events, all or none.
+
+        Raises IntegrityError when an originator already has the same version, or a higher version.
+        """
         outbox = self.journal.outbox()
         self._stage_events(outbox, stored_events)
         self._insert(outbox)
@@ -125,8 +129,8 @@ class PenstockAggregateRecorder(PenstockRecorder, AggregateRecorder):
         desc: bool = False,
         limit: int | None = None,
     ) -> Sequence[StoredEvent]:
-        """The events of an originator with versions above `gt` and through `lte`, at most `limit`."""
-        # Versions grow with positions. What lies behind a snapshot is read from the newest event back to it.
+        """Returns the events of an originator with versions above `gt` and through `lte`, at most `limit` events."""
+        # Versions grow with positions. The events after a snapshot are read from the newest event back to the snapshot.
         backwards = desc or gt is not None
         found: list[StoredEvent] = []
         for event in self.topic.read(key=str(originator_id), reverse=backwards):
@@ -144,7 +148,7 @@ class PenstockAggregateRecorder(PenstockRecorder, AggregateRecorder):
 
 
 class PenstockApplicationRecorder(PenstockAggregateRecorder, ApplicationRecorder):
-    """Events of aggregates, in the order in which the application recorded them."""
+    """A recorder of the events of aggregates, in the order in which the application recorded them."""
 
     def insert_events(self, stored_events: Sequence[StoredEvent], **kwargs: Any) -> Sequence[int] | None:
         """Records events, all or none, and returns their positions."""
@@ -161,28 +165,30 @@ class PenstockApplicationRecorder(PenstockAggregateRecorder, ApplicationRecorder
         *,
         inclusive_of_start: bool = True,
     ) -> Sequence[Notification]:
-        """The events from a position (or after it) through another one, of some topics or of all."""
+        """Returns the events from a position (or after it) through another position, of some topics or of all
+        topics.
+        """
         after = max((start or 0) - inclusive_of_start, 0)
         return list(map(self._notification, self.topic.read(after, limit, through=stop, kind=topics or None)))
 
     def max_notification_id(self) -> int | None:
-        """The newest event's position; None when there is none."""
+        """Returns the newest event's position; None when there is no event."""
         return self.topic.latest or None
 
     def subscribe(self, gt: int | None = None, topics: Sequence[str] = ()) -> PenstockSubscription:
-        """Follows the events after a position, also those that other processes record."""
+        """Follows the events after a position, including events that other processes record."""
         return PenstockSubscription(self, gt, topics)
 
 
 class PenstockSubscription(Subscription[PenstockApplicationRecorder]):
-    """An application's events as they come."""
+    """A subscription that yields an application's events as they are recorded."""
 
     def __init__(self, recorder: PenstockApplicationRecorder, gt: int | None, topics: Sequence[str]) -> None:
         super().__init__(recorder, gt, topics)
         self._events = recorder.topic.subscribe(gt or 0, kind=topics or None)
 
     def stop(self) -> None:
-        """Ends it; a thread that waits in it gets no more events."""
+        """Ends the subscription. A thread that waits in it gets no more events."""
         super().stop()
         self._events.close()
 
@@ -194,22 +200,28 @@ class PenstockSubscription(Subscription[PenstockApplicationRecorder]):
 
 
 class PenstockTrackingRecorder(PenstockRecorder, TrackingRecorder):
-    """The positions through which upstream applications were processed. Subclass it for a view that is kept beside."""
+    """A recorder of the positions through which upstream applications were processed.
+
+    A subclass of it can also store a view.
+    """
 
     def insert_tracking(self, tracking: Tracking) -> None:
-        """Records how far an application was processed. IntegrityError when it is no further than before."""
+        """Records the position through which an application was processed.
+
+        Raises IntegrityError when the position is not higher than before.
+        """
         outbox = self.journal.outbox()
         self._stage_tracking(outbox, tracking)
         self._insert(outbox)
 
     def max_tracking_id(self, application_name: str) -> int | None:
-        """Returns the position through which an application was processed; None when it never was."""
+        """Returns the position through which an application was processed; None when it was never processed."""
         found = self._tracked(application_name)
         return None if found is None else found.payload
 
 
 class PenstockProcessRecorder(PenstockTrackingRecorder, PenstockApplicationRecorder, ProcessRecorder):
-    """Events, and how far the upstream application was processed that they follow from: in one batch."""
+    """A recorder that stores, in one batch, events and the position of the upstream event that they follow from."""
 
     def insert_events(self, stored_events: Sequence[StoredEvent], **kwargs: Any) -> Sequence[int] | None:
         """Records events together with `tracking`, all or none."""
@@ -222,9 +234,9 @@ class PenstockProcessRecorder(PenstockTrackingRecorder, PenstockApplicationRecor
 
 
 class PenstockFactory(InfrastructureFactory[PenstockTrackingRecorder]):
-    """Opens the journal that PENSTOCK_URL names and makes recorders on it.
+    """Opens the journal that PENSTOCK_URL names, and makes recorders on it.
 
-    An application's topics begin with its name, so that several applications can share a journal.
+    The names of an application's topics begin with its name, so several applications can share a journal.
     """
 
     PENSTOCK_URL = "PENSTOCK_URL"
@@ -239,23 +251,23 @@ class PenstockFactory(InfrastructureFactory[PenstockTrackingRecorder]):
         self.journal = penstock.open(self.env.get(self.PENSTOCK_URL))
 
     def aggregate_recorder(self, purpose: str = "events") -> AggregateRecorder:
-        """A recorder of what has a topic of its own: snapshots."""
+        """Returns a recorder of snapshots, which have a topic of their own."""
         return self._made(PenstockAggregateRecorder, purpose)
 
     def application_recorder(self) -> ApplicationRecorder:
-        """A recorder of the application's events."""
+        """Returns a recorder of the application's events."""
         return self._named(self.APPLICATION_RECORDER_TOPIC, PenstockApplicationRecorder)
 
     def tracking_recorder(
         self, tracking_recorder_class: type[PenstockTrackingRecorder] | None = None
     ) -> PenstockTrackingRecorder:
-        """A recorder for a projection's view."""
+        """Returns a recorder for a projection's view."""
         if tracking_recorder_class is not None:
             return self._made(tracking_recorder_class)
         return self._named(self.TRACKING_RECORDER_TOPIC, PenstockTrackingRecorder)
 
     def process_recorder(self) -> ProcessRecorder:
-        """A recorder of events that follow from events of other applications."""
+        """Returns a recorder of events that follow from events of other applications."""
         return self._named(self.PROCESS_RECORDER_TOPIC, PenstockProcessRecorder)
 
     def close(self) -> None:
@@ -263,7 +275,7 @@ class PenstockFactory(InfrastructureFactory[PenstockTrackingRecorder]):
         self.journal.close()
 
     def _named(self, variable: str, usual: type[R]) -> R:
-        """A recorder of the class that an environment variable names."""
+        """Returns a recorder of the class that an environment variable names."""
         named = self.env.get(variable)
         return self._made(resolve_topic(named) if named else usual)
 

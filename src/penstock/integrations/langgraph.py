@@ -1,11 +1,10 @@
-"""A journal as the checkpointer of LangGraph: graphs go on after a restart, and their threads have a history.
+"""A journal as the checkpointer of LangGraph: graphs continue after a restart, and their threads have a history.
 
     graph = builder.compile(checkpointer=PenstockSaver(journal))
 
-A checkpoint is an event whose key is made of its thread, its namespace and its id; the key of a write goes on with the
-task and the write's number. The names themselves are a header. The newest event of a key counts, and an event of the
-kind `deleted` says that there is nothing any more. The topic is compacted by key, so what is deleted or replaced leaves
-the disk.
+A checkpoint is an event. Its key is made of its thread, its namespace and its id. The key of a write also has the task
+and the write's number. A header holds these names. The newest event of a key counts; an event of the kind `deleted`
+says that the key has no value any more. The topic is compacted by key, so deleted and replaced data leaves the disk.
 """
 
 from __future__ import annotations
@@ -30,13 +29,16 @@ P = ParamSpec("P")
 R = TypeVar("R")
 SEPARATOR = "/"
 DELTAS = "counters_since_delta_snapshot"
-"""Metadata of a checkpoint. A channel whose counters are not 0 also needs the checkpoints before this one."""
+"""The metadata field with the counters of channels.
+
+A channel whose counters are not 0 also needs the checkpoints before this one.
+"""
 CHECKPOINT, WRITE, DELETED = "checkpoint", "write", "deleted"
 _PACK, _UNPACK = msgspec.msgpack.Encoder().encode, msgspec.msgpack.Decoder().decode
 
 
 def _awaited(method: Callable[P, R]) -> Callable[P, Awaitable[R]]:
-    """The form of a method for an event loop: it runs in a thread beside the loop."""
+    """Returns a method in the form for an event loop: the method runs in a thread beside the loop."""
 
     @functools.wraps(method)
     async def awaited(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -46,7 +48,7 @@ def _awaited(method: Callable[P, R]) -> Callable[P, Awaitable[R]]:
 
 
 class PenstockSaver(base.BaseCheckpointSaver[int]):
-    """Keeps the checkpoints of graphs in a topic of a journal. Thread-safe, as the journal is."""
+    """A store of graphs' checkpoints in a topic of a journal. It is thread-safe, as the journal is."""
 
     def __init__(
         self, journal: penstock.Journal, topic: str = "langgraph", *, serde: base.SerializerProtocol | None = None
@@ -60,7 +62,7 @@ class PenstockSaver(base.BaseCheckpointSaver[int]):
     def put(
         self, config: RunnableConfig, checkpoint: base.Checkpoint, metadata: base.CheckpointMetadata, new_versions: Any
     ) -> RunnableConfig:
-        """Keeps a checkpoint, and returns the config that names it."""
+        """Stores a checkpoint, and returns the config that names it."""
         thread, namespace = _place(config)
         kept = self.serde.dumps_typed(base.get_checkpoint_metadata(config, metadata))
         payload = _PACK((self.serde.dumps_typed(checkpoint), kept, config["configurable"].get("checkpoint_id")))
@@ -70,7 +72,7 @@ class PenstockSaver(base.BaseCheckpointSaver[int]):
     def put_writes(
         self, config: RunnableConfig, writes: Sequence[tuple[str, Any]], task_id: str, task_path: str = ""
     ) -> None:
-        """Keeps what a task wrote after a checkpoint. What it wrote before under the same number stays."""
+        """Stores the writes of a task after a checkpoint. An earlier write with the same number is not replaced."""
         checkpoint, drafts = config["configurable"]["checkpoint_id"], []
         for position, (channel, value) in enumerate(writes):
             index = base.WRITES_IDX_MAP.get(channel, position)
@@ -84,7 +86,7 @@ class PenstockSaver(base.BaseCheckpointSaver[int]):
         self._delete(self._newest(thread_id))
 
     def delete_for_runs(self, run_ids: Sequence[str]) -> None:
-        """Deletes the checkpoints that runs have made, with their writes. Reads the checkpoints of every thread."""
+        """Deletes the checkpoints of some runs, with their writes. This reads the checkpoints of every thread."""
         for found in self._checkpoints():
             if self._metadata(found).get("run_id") in run_ids:
                 self._delete_checkpoint(found)
@@ -97,9 +99,9 @@ class PenstockSaver(base.BaseCheckpointSaver[int]):
         )
 
     def prune(self, thread_ids: Sequence[str], *, strategy: str = "keep_latest") -> None:
-        """Deletes of some threads all but the newest checkpoint of each namespace, or everything (`delete`).
+        """Deletes, for some threads, all checkpoints but the newest of each namespace, or all checkpoints (`delete`).
 
-        A channel that keeps only changes needs the checkpoints since its last whole value: they stay, too.
+        If a channel stores only changes, the checkpoints since its last complete value are kept too.
         """
         if strategy not in ("keep_latest", "delete"):
             raise penstock.errors.ConfigError(f'strategy is "keep_latest" or "delete", not {strategy!r}')
@@ -124,7 +126,7 @@ class PenstockSaver(base.BaseCheckpointSaver[int]):
 
     # ── reading ──────────────────────────────────────────────────────────────────────────────────────────────────────
     def get_tuple(self, config: RunnableConfig) -> base.CheckpointTuple | None:
-        """The checkpoint that a config names, or the newest one of its thread and namespace."""
+        """Returns the checkpoint that a config names, or the newest checkpoint of its thread and namespace."""
         thread, namespace = _place(config)
         if (identity := base.get_checkpoint_id(config)) is None:
             found = next(self._checkpoints(thread, namespace), None)
@@ -140,9 +142,10 @@ class PenstockSaver(base.BaseCheckpointSaver[int]):
         before: RunnableConfig | None = None,
         limit: int | None = None,
     ) -> Iterator[base.CheckpointTuple]:
-        """Checkpoints, newest first: of a thread (of all without a config), of a namespace where the config names it.
+        """Yields checkpoints, newest first: of a thread, or of all threads without a config; of one namespace if the
+        config names it.
 
-        `filter`: only those whose metadata have these values.
+        With `filter`, only checkpoints whose metadata has these values are included.
         """
         place = config["configurable"] if config else {}
         identity, last = place.get("checkpoint_id"), base.get_checkpoint_id(before) if before else None
@@ -157,9 +160,9 @@ class PenstockSaver(base.BaseCheckpointSaver[int]):
         return itertools.islice(found, limit)
 
     def _newest(self, *names: str, below: bool = False) -> Iterator[penstock.Event[bytes]]:
-        """The newest event of each key that begins with these names, newest first, without what is deleted.
+        """Yields the newest event of each key that begins with these names, newest first. Deleted keys are left out.
 
-        `below`: without the key that has just these names.
+        With `below`, the key that has exactly these names is left out.
         """
         seen: set[str | None] = {_key(*names)} if below else set()
         prefix = _key(*names) + SEPARATOR if names else None
@@ -199,14 +202,14 @@ class PenstockSaver(base.BaseCheckpointSaver[int]):
     aprune = _awaited(prune)
 
     async def alist(self, config: RunnableConfig | None, **options: Any) -> AsyncIterator[base.CheckpointTuple]:
-        """`list` for an event loop."""
+        """Does the same as `list`, for an event loop."""
         found = self.list(config, **options)
         while (one := await asyncio.to_thread(next, found, None)) is not None:
             yield one
 
 
 def _place(config: RunnableConfig) -> tuple[str, str]:
-    """The thread and the namespace of a config."""
+    """Returns the thread and the namespace of a config."""
     place = config["configurable"]
     return str(place["thread_id"]), place.get("checkpoint_ns") or ""
 
@@ -216,16 +219,18 @@ def _config(thread: str, namespace: str, identity: str) -> RunnableConfig:
 
 
 def _key(*names: str) -> str:
-    """The names' hashes: however long a name is, and whatever it holds, the key begins with that of the first names."""
+    """Returns a key made of the names' hashes.
+
+    However long a name is, and whatever it contains, the key begins with the key of the first names.
+    """
     return SEPARATOR.join(hashlib.blake2b(name.encode(), digest_size=16).hexdigest() for name in names)
 
 
 def _named(*names: str) -> dict[str, Any]:
-    """The key of an event, and the names as they are."""
+    """Returns the key of an event, and a header with the names themselves."""
     return {"key": _key(*names), "headers": {"names": msgspec.json.encode(names).decode()}}
 
 
 def _names(event: penstock.Event[bytes]) -> list[str]:
-    """Returns the thread, the namespace and the checkpoint of an event: a thread, a namespace, a checkpoint; a write
-    also has a task and its number."""
+    """Returns the names of an event: a thread, a namespace and a checkpoint. A write also has a task and its number."""
     return list(msgspec.json.decode(event.headers["names"]))

@@ -1,5 +1,6 @@
-"""An open journal for a process, for libraries that make an object for every thread, connection or task, and topics
-that hold states."""
+"""Open journals of a process, for libraries that make an object for every thread, connection or task; and topics of
+states.
+"""
 
 from __future__ import annotations
 
@@ -15,11 +16,11 @@ from penstock.errors import Denied
 _journals: dict[tuple[int, str, str | None], penstock.Journal] = {}
 _opening = threading.Lock()
 _configured: WeakKeyDictionary[penstock.Journal, dict[str, object]] = WeakKeyDictionary()
-"""By journal and topic, how long this process has said that states are kept."""
+"""By journal and topic: the time to keep states that this process has configured."""
 
 
 def open_once(url: str, token: str | None = None) -> penstock.Journal:
-    """The journal of a url, opened once in a process; a process that was forked opens its own."""
+    """Returns the journal of a url. A process opens the journal once; a forked process opens its own."""
     with _opening:
         place = os.getpid(), url, token
         journal = _journals.get(place)
@@ -38,10 +39,13 @@ def close_all() -> None:
 
 
 def state_topic(journal: penstock.Journal, name: str, keep: float | str | timedelta | None) -> penstock.Topic:
-    """A topic whose newest event of a key counts, kept for `keep` seconds; it is configured once in a process."""
+    """Returns a topic in which the newest event of a key counts and is kept for `keep` seconds.
+
+    A process configures the topic once.
+    """
     topic, known = journal.topic(name), _configured.setdefault(journal, {})
     if name not in known or known[name] != keep:
-        with suppress(Denied):  # a token that may only write: another process, with the role admin, does it
+        with suppress(Denied):  # a token with the role write: another process, with the role admin, configures it
             topic.configure(by_key=True, max_age=keep)
         known[name] = keep
     return topic

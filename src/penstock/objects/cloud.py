@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 _LIST_CHUNK = 1000
 _DELETE_CHUNK = 1000
-#: The same call will be refused again until a permission, a name or a setting is changed.
+#: The same call fails again until a permission, a name or a setting changes.
 _FINAL = (
     refused.PermissionDeniedError,
     refused.UnauthenticatedError,
@@ -95,7 +95,7 @@ class CloudStore:
             except FileNotFoundError as error:
                 if version is None:
                     raise
-                raise VersionConflict(path) from error  # the object it named was deleted meanwhile
+                raise VersionConflict(path) from error  # the object that the version named was deleted meanwhile
         return _version(done)
 
     def list(self, prefix: str) -> Iterator[str]:
@@ -107,7 +107,7 @@ class CloudStore:
                         yield found["path"]
 
     def sizes(self) -> Iterator[tuple[str, int]]:
-        """Every object under the store's url, however deep, and its bytes."""
+        """Yields every object under the store's url, at any depth, with its size."""
         with _errors("list", self.url, ""):
             for chunk in obstore.list(self._inner, chunk_size=_LIST_CHUNK):
                 for found in chunk:
@@ -142,7 +142,7 @@ class CloudStore:
         return True
 
     def sweep(self, prefix: str, older_than_ms: int) -> None:
-        """Nothing to do: a put that never finished leaves no object."""
+        """Does nothing: a put that never finished leaves no object."""
 
 
 _NO_BUCKET = ("NoSuchBucket", "ContainerNotFound")
@@ -150,7 +150,7 @@ _NO_BUCKET = ("NoSuchBucket", "ContainerNotFound")
 
 
 def _version(meta: ObjectMeta | PutResult) -> dict[str, str]:
-    """Both names a version can have: S3 and Azure compare e-tags, Google generations."""
+    """Returns both names that a version can have: S3 and Azure compare e-tags, Google compares generations."""
     said = {"e_tag": meta.get("e_tag"), "version": meta.get("version")}
     version = {name: value for name, value in said.items() if value is not None}
     if not version:
@@ -201,7 +201,7 @@ def _short_error(error: BaseException) -> str:
 
 
 def open_memory(url: str, options: Mapping[str, object]) -> CloudStore:
-    """A store in this process's memory, shared by all that open the same name."""
+    """Returns a store in this process's memory, shared by all that open the same name."""
     if options:
         raise ConfigError(f"memory:// takes no options, not {', '.join(map(repr, options))}")
     with _memories_lock:

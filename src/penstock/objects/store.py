@@ -2,9 +2,9 @@
 
     s3://bucket/prefix   gs://bucket/prefix   az://container/prefix   file:///dir   memory://name
 
-`ObjectStore` says what a store must do; `cloud` does it with obstore, `FileStore` with a directory (durable and safe
-between processes). `probe_conditional_puts` finds out whether a store honours conditional puts, on which everything
-above depends.
+`ObjectStore` is the contract of a store. `cloud` implements it with obstore, `FileStore` with a directory (durable, and
+safe between processes). `probe_conditional_puts` tests whether a store honours conditional puts, on which all users
+depend.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ if TYPE_CHECKING:
 
 CLOUD_SCHEMES = ("s3", "gs", "az")
 
-#: What a store needs to know that an object is still the one that was read; opaque to its users.
+#: The value by which a store knows that an object has not changed since it was read; opaque to its users.
 Version = Any
 Buffer = bytes | memoryview | Any
 
 
 class VersionConflict(Exception):
-    """A conditional put met another version than the one it named; read again and decide anew."""
+    """A conditional put met another version than it named. Read the object again and decide anew."""
 
 
 class Stored(NamedTuple):
-    """An object's bytes and the version they are of."""
+    """An object's bytes and their version."""
 
     data: Buffer
     version: Version
@@ -56,29 +56,36 @@ class ObjectStore(Protocol):
     """An object store. Paths are relative, with `/` between segments. Failures are `StorageError`."""
 
     url: str
-    identity: str  # where the objects really are: two stores with one identity hold the same objects
+    identity: str  # the real place of the objects: two stores with one identity hold the same objects
 
     def get(self, path: str, *, most: int | None = None) -> Buffer | None:
-        """The object's bytes, or None when there is none; StorageError, unread, when it has more than `most`."""
+        """Returns the object's bytes, or None when there is no object.
+
+        Raises StorageError, without reading, when it has more than `most` bytes.
+        """
         ...
 
     def read(self, path: str, known: Stored | None = None) -> Stored | None:
-        """The object with its version, or None when there is none; `known` itself when it is still the current one."""
+        """Returns the object with its version, or None when there is no object; `known` itself when it is still
+        current.
+        """
         ...
 
     def put(self, path: str, data: bytes | memoryview) -> None:
-        """Writes the object, replacing any. Returns when it is durable; no reader ever sees half of it.
+        """Writes or replaces the object. Returns when it is durable; no reader ever sees half of it.
 
-        The store may keep a memoryview: its memory must not change any more.
+        The store may keep a memoryview, so its memory must not change any more.
         """
         ...
 
     def put_if(self, path: str, data: bytes, version: Version | None) -> Version:
-        """Writes the object if its version is still `version` (None: if there is none), else `VersionConflict`."""
+        """Writes the object if its version is still `version` (None: if there is no object), else raises
+        `VersionConflict`.
+        """
         ...
 
     def list(self, prefix: str) -> Iterator[str]:
-        """The paths of the objects directly under `prefix`, in no particular order."""
+        """Returns the paths of the objects directly under `prefix`, in no particular order."""
         ...
 
     def delete(self, paths: Sequence[str]) -> int:
@@ -87,17 +94,19 @@ class ObjectStore(Protocol):
         ...
 
     def sweep(self, prefix: str, older_than_ms: int) -> None:
-        """Removes what writers that were killed left behind under `prefix` before that time."""
+        """Removes the remains of killed writers under `prefix` that are older than this time."""
         ...
 
 
 def too_large(url: str, path: str, size: int, most: int) -> StorageError:
-    """The error of an object that is not read because of its size."""
+    """Returns the error of an object that is not read because of its size."""
     return StorageError(f"{path} in {url} has {size:,} bytes, and at most {most:,} are taken")
 
 
 def check_path(path: str, what: str) -> str:
-    """Checks a path: every store can hold it, and it leads out of no store's root; ConfigError otherwise."""
+    """Checks that every store can hold a path and that the path stays below the store's root; raises ConfigError
+    otherwise.
+    """
     segments = path.split("/")
     if not path or any(segment in ("", ".", "..") for segment in segments):
         raise ConfigError(f"{what} must be a relative path without empty, '.' or '..' segments, not {path!r}")
@@ -110,7 +119,7 @@ def check_path(path: str, what: str) -> str:
 
 
 _SCHEMES = (*CLOUD_SCHEMES, "file", "memory")
-#: Options that shape the HTTP client; every other one is the provider's own (region, endpoint, access_key_id …).
+#: The options of the HTTP client; every other option belongs to the provider (region, endpoint, access_key_id …).
 _CLIENT_OPTIONS = frozenset(
     {
         "allow_http",
@@ -124,19 +133,20 @@ _CLIENT_OPTIONS = frozenset(
         "user_agent",
     }
 )
-#: obstore would retry a request for three minutes; the producer's own retries know more (which batch, which attempt).
+#: obstore would retry a request for three minutes. The producer retries by itself, because it knows the batch and the
+#: attempt.
 _RETRY: dict[str, object] = {
     "max_retries": 3,
     "retry_timeout": timedelta(seconds=20),
     "backoff": {"init_backoff": timedelta(milliseconds=50), "max_backoff": timedelta(seconds=2), "base": 2},
 }
-#: For a whole request: a batch of 64 MiB at 5 Mbit/s still gets through, which obstore's 30 s would not allow.
+#: The timeout of a whole request: a batch of 64 MiB at 5 Mbit/s still succeeds, which obstore's 30 s would not allow.
 _REQUEST_TIMEOUT = "120s"
 _ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT", "AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT")
 
 
 def open_store(url: str | ObjectStore, options: Mapping[str, object] | None = None) -> ObjectStore:
-    """Opens the store a url names; a store is returned as it is.
+    """Opens the store that a url names; a store is returned unchanged.
 
     Credentials, region and endpoint come from the provider's usual environment variables (AWS_ACCESS_KEY_ID,
     AWS_REGION, AWS_ENDPOINT_URL, GOOGLE_SERVICE_ACCOUNT, AZURE_STORAGE_ACCOUNT_NAME, AZURE_STORAGE_CONNECTION_STRING …)
@@ -204,7 +214,7 @@ def cloud_settings(url: str, options: Mapping[str, object], environ: Mapping[str
 
 
 def open_cloud(url: str, options: Mapping[str, object], retry: Mapping[str, object] | None = None) -> CloudStore:
-    """Opens s3://, gs:// or az://; ConfigError names the option the provider does not know."""
+    """Opens s3://, gs:// or az://; a ConfigError names an option that the provider does not know."""
     from obstore.exceptions import BaseError
     from obstore.store import from_url
 
@@ -224,7 +234,7 @@ def open_cloud(url: str, options: Mapping[str, object], retry: Mapping[str, obje
 
 
 _AZURE_CONNECTION = "AZURE_STORAGE_CONNECTION_STRING"
-#: A variable of the az command line, and the option it stands for.
+#: A variable of the az command line, and its option.
 _AZURE_VARIABLES = {"AZURE_STORAGE_ACCOUNT": "account_name", "AZURE_STORAGE_KEY": "account_key"}
 _AZURE_PARTS = {"accountname": "account_name", "accountkey": "account_key", "sharedaccesssignature": "sas_token"}
 
@@ -232,8 +242,8 @@ _AZURE_PARTS = {"accountname": "account_name", "accountkey": "account_key", "sha
 def azure_config(config: Mapping[str, Any], environ: Mapping[str, str]) -> dict[str, Any]:
     """Returns obstore's settings: the parts of a connection string, and the settings that only Azure's tools name.
 
-    What is given goes before the environment. A connection string there counts when no option is given: mixed with one,
-    it could lead the credentials of one account to another.
+    Options take precedence over the environment. A connection string in the environment counts only when no option is
+    given: a mixture could send the credentials of one account to another account.
     """
     given = dict(config)
     connection = given.pop("connection_string", None)
@@ -265,7 +275,7 @@ def _taken_apart(text: str, where: str) -> dict[str, object]:
         endpoint = f"{protocol}://{config['account_name']}.blob.{parts['endpointsuffix']}"
     if endpoint is not None:
         config["endpoint"] = endpoint.rstrip("/")
-        # https://account.blob.core.windows.net: a string with a signature instead of a key names no account.
+        # https://account.blob.core.windows.net: a connection string with a signature instead of a key names no account.
         config.setdefault("account_name", endpoint.partition("://")[2].partition(".")[0])
     if "account_name" not in config:
         raise ConfigError(f"{where} names no account: AccountName= or BlobEndpoint= is missing")
@@ -328,9 +338,9 @@ class FileStore:
     def put_if(self, path: str, data: bytes, version: Version | None) -> Version:
         target = self._path_of(path)
         with self._errors("put", path):
-            if self._version(target) != version:  # the lock would only tell us later
+            if self._version(target) != version:  # the lock would tell the same later
                 raise VersionConflict(path)
-            # Written under the lock: only one of those who race can win, and the others would sync for nothing.
+            # Written under the lock: only one writer can win the race, and the others would sync in vain.
             with _locked(target, fcntl.LOCK_EX):
                 if self._version(target) != version:
                     raise VersionConflict(path)
@@ -384,9 +394,10 @@ class FileStore:
         return Stored(data, _tag(status, bytes(data[-_TAIL:])))
 
     def _version(self, target: Path) -> Version | None:
-        """The version now, from the file's identity and its last bytes: a manifest's footer differs in every write.
+        """Returns the current version, from the file's identity and its last bytes: a manifest's footer differs in
+        every write.
 
-        The inode and the time alone would not do: both can come round again within one tick of the clock.
+        The inode and the time are not enough: both can repeat within one tick of the clock.
         """
         with self._errors("get", target.name), _opened(target) as file:
             if file is None:
@@ -418,7 +429,7 @@ class FileStore:
 
 @contextmanager
 def _opened(target: Path) -> Iterator[int | None]:
-    """A file to read; None when it is not there."""
+    """Opens a file to read; yields None when the file does not exist."""
     try:
         file = os.open(target, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -467,7 +478,7 @@ class _DirectorySync:
         self._done = 0
 
     def sync(self) -> None:
-        # What was renamed before this line is covered by every sync that begins after it.
+        # Every sync that begins after this line covers all earlier renames.
         wanted = self._begun + 1
         with self._turn:
             if self._done >= wanted:
@@ -478,7 +489,7 @@ class _DirectorySync:
 
 
 _syncs: dict[Path, _DirectorySync] = {}
-os.register_at_fork(after_in_child=_syncs.clear)  # a thread that is not there any more may hold a turn
+os.register_at_fork(after_in_child=_syncs.clear)  # a thread that no longer exists may hold a turn
 
 
 def _sync_directory(directory: Path) -> None:
@@ -497,7 +508,7 @@ _proven_lock = threading.Lock()
 
 
 def probe_conditional_puts(store: ObjectStore, manifest: str) -> None:
-    """Returns if `store` honours conditional puts, else raises `StorageError`. Proven once per process."""
+    """Checks that `store` honours conditional puts, else raises `StorageError`. The check runs once per process."""
     if store.url.partition("://")[0] not in CLOUD_SCHEMES:
         return
     with _proven_lock:
@@ -527,7 +538,7 @@ def _probe(store: ObjectStore, path: str) -> None:
     try:
         store.put_if(path, _unique(), found.version)
     except VersionConflict:
-        return  # another process is probing, which made our version stale, and the store noticed
+        return  # another process is probing, which made our version stale, and the store refused it
     try:
         store.put_if(path, _unique(), found.version)
     except VersionConflict:

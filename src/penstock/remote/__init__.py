@@ -1,4 +1,4 @@
-"""A journal at the other end of a url: what the handles of `penstock.core.surface` stand on.
+"""A journal at the other end of a url: the backends for the handles of `penstock.core.surface`.
 
     client        requests over kept connections, problems turned back into the errors they were
     backend       the journal: operations as requests, submissions in the background, sealing step by step
@@ -6,5 +6,5 @@
     events        events, receipts and drafts as documents, read in pages, lines or Arrow batches
     scanning      topics as a query reads them
 
-Everything is bounded by a timeout; a request that may or may not have been done says so.
+Every request has a timeout. The error of a request says so when the request may or may not have been performed.
 """

@@ -1,4 +1,4 @@
-"""A journal at the other end of a url: what its handles stand on. Each operation is a request."""
+"""A journal at the other end of a url: the backend of its handles. Each operation is a request."""
 
 from __future__ import annotations
 
@@ -56,11 +56,14 @@ A = TypeVar("A")
 T = TypeVar("T")
 
 SUBMITTERS = 1
-"""Threads that carry submissions without a waiter; one, so that they are written in the order they were made."""
+"""The number of threads that send submissions without a waiter.
+
+With one thread, submissions are written in the order in which they were made.
+"""
 
 
 class RemoteBackend:
-    """Sends operations to the server that has the store."""
+    """The backend that sends operations to the server with the store."""
 
     def __init__(self, client: Client, *, read_only: bool) -> None:
         self.client = client
@@ -73,30 +76,30 @@ class RemoteBackend:
         self._pool: ThreadPoolExecutor | None = None
         self._submitting = threading.Condition()
         self._waiting = 0
-        """Submissions that are not done."""
+        """The number of unfinished submissions."""
         self._submitted_last = False
         """True once `close` waits for the pending submissions. No further submission is accepted."""
         try:
-            self.id = self._about().id  # a wrong address or token is found now
+            self.id = self._about().id  # a wrong address or token raises an error now
         except BaseException:
-            client.close()  # no caller can: there is no journal to close
+            client.close()  # no caller can close it, because there is no journal yet
             raise
 
     def __repr__(self) -> str:
         return f"<journal at {self.client.url}{' (closed)' if self.closed else ''}>"
 
     def call(self, operation: Operation[A], *names: str, request: msgspec.Struct | None = None, wait: float = 0.0) -> A:
-        """An operation's answer; `names` are those in its path. `wait`: how long the server may take."""
+        """Returns an operation's answer; `names` are those in its path. `wait`: how long the server may take."""
         if operation.changes(request):
             self.check_writable()
         if operation is wire.DROP_TOPIC:
-            self._queues.pop(names[0], None)  # a queue of this name is made anew when it is asked for
+            self._queues.pop(names[0], None)  # the next request makes a queue of this name anew
         query, body = (request, None) if operation.query is not None else (None, request)
         answer: A = _read(self.client.call(operation, *names, query=query, body=body, wait=wait))
         return answer
 
     def find(self, operation: Operation[A], *names: str) -> A | None:
-        """The answer to a look-up; None when there is no such thing."""
+        """Returns the answer of a look-up; None without a result."""
         answer: A | None = _read(self.client.find(operation, *names))
         return answer
 
@@ -105,7 +108,7 @@ class RemoteBackend:
         return [receipt_of(one) for one in self.call(PUSH_TOGETHER, request=calls)]
 
     def check_writable(self) -> None:
-        """ReadOnly when the journal was opened so."""
+        """Raises ReadOnly when the journal was opened so."""
         if self.read_only:
             raise ReadOnly("this journal was opened with read_only=True")
 
@@ -171,7 +174,7 @@ class RemoteBackend:
         return open_scans(self, names)
 
     def causes(self, operation: Operation[wire.EventList[Event]], name: str) -> Iterator[Event]:
-        """The events of an answer that comes in pages."""
+        """Yields the events of an answer that comes in pages."""
         query = wire.CausesQuery()
         while True:
             page = self.call(operation, name, request=query)
@@ -201,17 +204,17 @@ class RemoteBackend:
 
     def flush(self) -> None:
         if self._pool is not None:
-            self.submit(_nothing).result()  # behind all the others, which one thread carries
+            self.submit(_nothing).result()  # after all other submissions, which one thread sends
         self.client.call(wire.FLUSH_JOURNAL)
 
     def audit(self, kind: str, subject: str, record: dict[str, object]) -> None:
-        """The topic is the server's own, and takes nothing from outside."""
+        """Refuses, because the topic is the server's own and takes no events from outside."""
 
     # ── in the background ────────────────────────────────────────────────────────────────────────────────────────────
     def submit(self, work: Callable[[], T], *, patient: bool = True) -> Ticket[T]:
-        """Does something in the background; the ticket says how it went.
+        """Runs work in the background. The ticket has its result.
 
-        Waits (impatient: raises Backpressure) when too many submissions are on their way.
+        When there are too many unfinished submissions, it waits, or without `patient` raises Backpressure.
         """
         self.client.check_open()
         ticket: Ticket[T] = Ticket()
@@ -253,7 +256,8 @@ class RemoteBackend:
         """Stops workers, sends pending submissions and closes the connections. A second call does nothing."""
         if self.closed:
             return
-        if self.client.inherited:  # a forked child: the threads, the submissions and the connections are the parent's
+        # a forked child: the threads, the submissions and the connections belong to the parent
+        if self.client.inherited:
             self.closed = True
             self.client.close()
             return
@@ -273,22 +277,24 @@ class RemoteBackend:
 
 
 def _nothing() -> None:
-    """Does nothing. Its completion tells that all earlier submissions are done."""
+    """Does nothing. Its completion shows that all earlier submissions are finished."""
 
 
 def _read(answer: Any) -> Any:
-    """An answer with the values that its documents stand for."""
+    """Returns an answer with the values that its documents stand for."""
     return convert_answer(answer, _VALUES, event_of)
 
 
 _VALUES = {document: kind for kind, document in WRITTEN.items()}
 
 _STEP_SECONDS = 3_600.0
-"""The seconds that the server may take for a step, including the steps of other clients before it."""
+"""The number of seconds that the server may take for a step, including the steps of other clients before it."""
 
 
 class RemoteJournal(Journal):
-    """A journal at the other end of a url, for the parts of penstock that ask its server for more than handles do."""
+    """A journal at the other end of a url, for the parts of penstock that need more from its server than the handles
+    offer.
+    """
 
     _backend: RemoteBackend
 
@@ -301,7 +307,7 @@ class RemoteJournal(Journal):
 
 
 def seal_served(journal: RemoteJournal, topic: str, wanted: SealRequest, progress: Progress | None) -> SealReport:
-    """Asks the server to seal, and again while something is left; the report is that of all steps together."""
+    """Asks the server to seal, and again while positions are left. The report covers all steps together."""
     journal._backend.check_writable()
     check_name(topic)
     done: SealReport | None = None
@@ -320,7 +326,8 @@ def seal_served(journal: RemoteJournal, topic: str, wanted: SealRequest, progres
             progress(step.events, step.events + step.left)
         if not step.left:
             return step
-        wanted = replace(wanted, through=step.through + step.left)  # what is appended meanwhile is for the next time
+        # events that are appended meanwhile are for the next call
+        wanted = replace(wanted, through=step.through + step.left)
 
 
 def lakes_served(journal: RemoteJournal, topics: list[str]) -> list[LakeSummary]:

@@ -1,4 +1,4 @@
-"""Requests to a server over connections that are kept, and problems turned back into the errors they were."""
+"""Requests to a server over kept connections. Problem documents become the errors again that the server raised."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ A = TypeVar("A")
 T = TypeVar("T")
 
 IDLE_SECONDS = 20.0
-"""A connection unused for longer is not trusted any more: the server may have closed it."""
+"""The number of seconds after which an idle connection is not used any more: the server may have closed it."""
 KEPT = 64
-"""Idle connections kept."""
+"""The maximum number of idle connections that are kept."""
 
 
 _ORIGIN = re.compile(r"^\w+\(host=[^)]*\): ")
-"""The beginning of urllib3's messages: its own object with the address."""
+"""The beginning of urllib3's messages: an object of urllib3 with the address."""
 
 _DOUBT = (
     "whether the request was done is not known: repeat it when a repeat is harmless, as that of an event with dedup= "
@@ -45,7 +45,10 @@ _UNDECODED = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
 class _Waits:
-    """The connections whose request waits for something to happen at the server; closing the journal ends them."""
+    """The connections whose requests wait for an event at the server.
+
+    When the journal is closed, these connections end.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -63,7 +66,7 @@ class _Waits:
             self._ended = True
             for connection in self._connections:
                 if (sock := connection.sock) is not None:
-                    with suppress(OSError):  # it was answered just now
+                    with suppress(OSError):  # its answer came at this moment
                         sock.shutdown(socket.SHUT_RDWR)
 
     def remove(self, connection: HTTPConnection) -> None:
@@ -72,12 +75,12 @@ class _Waits:
 
 
 class _CurrentRequest(threading.local):
-    """The request that this thread makes: whether it waits, and the connection that urllib3 has chosen for it."""
+    """The present request of this thread: whether it waits, and the connection that urllib3 has chosen for it."""
 
     waits: _Waits | None = None
     connection: HTTPConnection | None = None
     sent = False
-    """True once the whole request was handed to a connection. A server ignores a part of a request."""
+    """True if the whole request was given to a connection. A server ignores an incomplete request."""
 
 
 _request = _CurrentRequest()
@@ -88,13 +91,14 @@ class _Lines(io.BufferedReader):
 
     def readline(self, size: int | None = -1) -> bytes:
         line = super().readline(size)
-        if not line:  # http.client would take the head for whole, and an answer without a length for an empty one
+        # otherwise http.client would accept an incomplete head, and take an answer without a length for an empty answer
+        if not line:
             raise RemoteDisconnected("the connection ended in the middle of the answer")
         return line
 
 
 class _WholeResponse(HTTPResponse):
-    """An answer that has a whole head."""
+    """An answer with a complete head."""
 
     def __init__(self, sock: socket.socket, debuglevel: int = 0, method: str | None = None) -> None:
         super().__init__(sock, debuglevel, method)
@@ -102,7 +106,7 @@ class _WholeResponse(HTTPResponse):
 
 
 class _Plain(HTTPConnection):
-    """A connection that counts as dropped when it was idle for long."""
+    """A connection that counts as dropped when it was idle for a long time."""
 
     response_class = _WholeResponse
     used_at = 0.0
@@ -135,7 +139,7 @@ class _SecurePool(urllib3.HTTPSConnectionPool):
 
 
 class Client:
-    """A server, and the connections to it. Thread-safe: every request has a connection to itself."""
+    """A server, and the connections to it. It is thread-safe: every request has a connection to itself."""
 
     def __init__(self, url: str, token: str | None, timeout: float) -> None:
         parts = split_url(url)
@@ -150,7 +154,8 @@ class Client:
         given = "" if token is None else check_unicode(token, "a token")
         self.token = given or os.environ.get("PENSTOCK_TOKEN") or None
         if self.token:
-            if not self.token.isascii() or not self.token.isprintable():  # http.client would refuse it, and show it
+            # http.client would refuse the token, and show it in the error
+            if not self.token.isascii() or not self.token.isprintable():
                 raise ConfigError("the token has a character that no token has: perhaps a newline at its end")
             self._headers["Authorization"] = f"Bearer {self.token}"
         pool = _SecurePool if parts.scheme == "https" else _PlainPool
@@ -164,17 +169,19 @@ class Client:
 
     def close(self) -> None:
         self.closed = True
-        if not self.inherited:  # in a forked child the connections are the parent's, which goes on with them
+        if not self.inherited:  # in a forked child, the connections belong to the parent, which still uses them
             self._waits.end()
             self._pool.close()
 
     @property
     def inherited(self) -> bool:
-        """True when this process was forked from the process that created the client."""
+        """True if this process was forked from the process that created the client."""
         return os.getpid() != self._pid
 
     def check_open(self) -> None:
-        """Closed when it is, or when this process was forked: parent and child would read each other's answers."""
+        """Raises Closed when it is, or when this process was forked: parent and child would read each other's
+        answers.
+        """
         if self.closed:
             raise Closed("the journal is closed")
         if self.inherited:
@@ -192,12 +199,15 @@ class Client:
         body: object = None,
         wait: float = 0.0,
     ) -> A:
-        """An operation's answer; the error it stands for when it is a problem. `wait`: how long the server may take."""
+        """Returns an operation's answer; the error it stands for when it is a problem.
+
+        `wait`: how long the server may take.
+        """
         changes = operation.changes(body if query is None else query)
         return self._decoded(operation, changes, *self._exchange(operation, names, query, body, wait, changes))
 
     def find(self, operation: Operation[A], *names: str) -> A | None:
-        """The answer to a look-up; None when the server says that there is no such thing."""
+        """Returns the answer to a look-up; None when the server says that there is no such thing."""
         changes = operation.changes()
         status, data = self._exchange(operation, names, None, None, 0.0, changes)
         problem = read_problem(status, data) if status >= 300 else None
@@ -237,8 +247,9 @@ class Client:
             try:
                 answer = self._pool.urlopen(operation.method, target, data, headers, timeout=timeout, redirect=False)
             except HTTPError as error:
-                # Asking twice is harmless, and a kept connection may have died just now. What was changed may not be
-                # changed again, and what took too long would again.
+                # A read is repeated once, because a kept connection may have ended just now. A change is not repeated,
+                # because it may have been performed. A request that took too long is not repeated, because it would
+                # take too long again.
                 if (changes and _request.sent) or isinstance(error, TimeoutError | NewConnectionError):
                     raise
                 answer = self._pool.urlopen(operation.method, target, data, headers, timeout=timeout, redirect=False)
@@ -262,7 +273,7 @@ class Client:
         headers: dict[str, str] | None = None,
         timeout: float | None = None,
     ) -> urllib3.BaseHTTPResponse:
-        """An answer that is read piece by piece; the caller closes it, and with it its connection."""
+        """Returns an answer that is read piece by piece; the caller closes it, and with it its connection."""
         self.check_open()
         target = self._base + operation.target(names, query)
         sent = {**self._headers, "Accept": accept, **(headers or {})}
@@ -294,7 +305,7 @@ class Client:
         accept: str,
         packed: bool = False,
     ) -> tuple[bytes, Mapping[str, str]]:
-        """An answer's bytes, whatever they are, and its headers; `packed`: compressed on their way."""
+        """Returns an answer's bytes, whatever they are, and its headers; `packed`: compressed on their way."""
         headers = {"Accept-Encoding": "gzip"} if packed else None
         answer = self.stream(operation, *names, query=query, accept=accept, headers=headers)
         try:
@@ -309,7 +320,7 @@ class Client:
     def lines(
         self, operation: Operation[object], *names: str, query: msgspec.Struct | None = None, accept: str
     ) -> Iterator[bytes]:
-        """The lines of a long answer."""
+        """Yields the lines of a long answer."""
         answer = self.stream(operation, *names, query=query, accept=accept)
         try:
             yield from lines_of(answer)
@@ -320,7 +331,7 @@ class Client:
             answer.close()
 
     def broken(self, error: HTTPError, *, doubtful: bool = False) -> StorageError | Closed:
-        """The error of a connection that broke; `doubtful`: the request may have changed something."""
+        """Returns the error of a connection that broke; `doubtful`: the request may have changed something."""
         why = _ORIGIN.sub("", str(error))
         if doubtful:
             return OutcomeUnknown(f"{self.url} did not answer ({why}); {_DOUBT}")
@@ -329,7 +340,9 @@ class Client:
         return StorageError(f"{self.url} does not answer ({why}): is `penstock serve` running there?", retryable=True)
 
     def _refusal(self, status: int, data: bytes, *, changes: bool = False) -> PenstockError:
-        """The error of an answer that is none: a problem's, or that of something between here and the server."""
+        """Returns the error of an answer that is none: a problem's, or that of something between here and the
+        server.
+        """
         problem = read_problem(status, data)
         if problem is not None and problem.error:
             if changes and problem.error == UNEXPECTED:
@@ -338,12 +351,12 @@ class Client:
         if status < 400:
             return self._foreign(status, data, "a redirection: give the url it leads to", changes=changes)
         what = f"{self.url} answered {status}, and not as a penstock server does: {data[:200]!r}"
-        if changes and status >= 500:  # a gateway may have passed it on, and have lost the answer
+        if changes and status >= 500:  # a gateway may have forwarded the request and lost the answer
             return OutcomeUnknown(f"{what}; {_DOUBT}")
         return StorageError(what, retryable=status in (429, 502, 503, 504))
 
     def _foreign(self, status: int, data: bytes, why: object, *, changes: bool = False) -> StorageError:
-        """The error of an answer that no server of ours gave, such as a proxy's login page."""
+        """Returns the error of an answer that no server of ours gave, such as a proxy's login page."""
         what = f"{self.url} answered {status}, and not as a penstock server does ({why})"
         if data:
             what += f": {data[:200]!r}"
@@ -358,7 +371,7 @@ class Client:
 
 
 def lines_of(answer: urllib3.BaseHTTPResponse) -> Iterator[bytes]:
-    """The lines of an answer, as they arrive."""
+    """Yields the lines of an answer, as they arrive."""
     begun: list[bytes] = []
     for piece in answer.stream(1 << 16):
         *whole, rest = piece.split(b"\n")

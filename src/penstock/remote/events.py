@@ -1,5 +1,7 @@
-"""Events over HTTP: as documents, and back as the classes that a local journal gives; read page by page, as a stream of
-lines, or as Arrow record batches."""
+"""Events over HTTP, encoded as documents and decoded into the classes of a local journal.
+
+They are read in pages, as a stream of lines, or as Arrow record batches.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,7 @@ if TYPE_CHECKING:
 
 
 class DocumentRows:
-    """Events that came as documents, as rows: what `Event` looks its fields up in."""
+    """Events that arrived as documents, in the form of rows. `Event` reads its fields from them."""
 
     __slots__ = ("_documents", "topic")
 
@@ -83,7 +85,7 @@ class DocumentRows:
         return pack_tags(self._documents[row].tags)
 
     def extract(self, row: int) -> bytes:
-        """A block of this one event, for pickling."""
+        """Returns a block of this one event, for pickling."""
         from penstock.core.journal.blocks import Columns, build_block
 
         columns = Columns([self.kind(row)], [bytes(self.raw_payload(row))])
@@ -152,7 +154,7 @@ def draft_document(draft: Draft, topic: str) -> DraftDocument:
 
 
 class _FailureLine(msgspec.Struct):
-    """The last line of a stream that could not go on."""
+    """The last line of a stream that an error has ended."""
 
     problem: Problem
 
@@ -162,7 +164,7 @@ _decode_failure = msgspec.json.Decoder(_FailureLine).decode
 
 
 def wire_filter(query: EventQuery) -> dict[str, Any]:
-    """Returns a query's filters, without its positions, as query parameters."""
+    """Returns a query's filters as query parameters, without its positions."""
     return {
         "key": query.key,
         "key_prefix": query.key_prefix,
@@ -174,13 +176,15 @@ def wire_filter(query: EventQuery) -> dict[str, Any]:
 
 
 def wire_times(query: EventQuery) -> dict[str, Any]:
-    """The times between which events are wanted, as query parameters."""
+    """Returns the times between which events are wanted, as query parameters."""
     times = (("since", query.since), ("until", query.until))
     return {name: None if time is None else time.isoformat() for name, time in times}
 
 
 def read_across(backend: RemoteBackend, query: AcrossQuery) -> Iterator[Event]:
-    """The wanted events of several topics, a page at a time; where they ended at the first page is the end of all."""
+    """Yields the wanted events of several topics, a page at a time; where they ended at the first page is the end of
+    all.
+    """
     wanted, through = query.events, None if query.through is None else dict(query.through)
     asked = wire.AcrossRequest(
         topics=list(query.topics),
@@ -207,7 +211,7 @@ def read_across(backend: RemoteBackend, query: AcrossQuery) -> Iterator[Event]:
 
 
 def read_events(backend: RemoteBackend, topic: str, query: EventQuery) -> Iterator[Event]:
-    """The wanted events: a stream, or pages where few are wanted or the newest come first."""
+    """Returns the wanted events: a stream, or pages where few are wanted or the newest come first."""
     asked = wire.ReadQuery(
         after=query.after,
         through=None if query.through == MAX_SEQ else query.through,
@@ -222,7 +226,7 @@ def read_events(backend: RemoteBackend, topic: str, query: EventQuery) -> Iterat
 
 
 def read_pages(backend: RemoteBackend, topic: str, query: wire.ReadQuery) -> Iterator[Event]:
-    """A page at a time; the newest position of the first page is the end of all."""
+    """Yields a page at a time; the newest position of the first page is the end of all."""
     left, reverse, latest = query.limit, query.reverse, 0
     while left is None or left > 0:
         query.limit = PAGE_EVENTS if left is None else min(left, PAGE_EVENTS)

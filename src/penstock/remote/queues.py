@@ -1,4 +1,4 @@
-"""A queue at the other end of a url: what its handle stands on."""
+"""A queue at the other end of a url: the backend of its handle."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ if TYPE_CHECKING:
 A = TypeVar("A")
 
 WAIT = 30.0
-"""Seconds one request waits for a message; a longer wait is several requests."""
+"""The number of seconds that one request waits for a message. A longer wait takes several requests."""
 WORKER_WAIT = 2.0
-"""The seconds of a worker's long poll, which is also the longest time that a stopped worker goes on waiting."""
+"""The number of seconds of a worker's long poll. A stopped worker continues to wait for at most this time."""
 WORKER_PAUSE = 1.0
-"""Seconds after which a worker asks again when the server does not answer."""
+"""The number of seconds after which a worker asks again when the server does not answer."""
 
 log = Log("penstock.queue")
 
@@ -57,7 +57,7 @@ class ServedLease(msgspec.Struct, eq=False):
     name: str
 
     def token(self, index: int) -> str:
-        """The delivery's name."""
+        """Returns the delivery's name."""
         return self.name
 
 
@@ -96,7 +96,7 @@ class RemoteQueue:
 
     def submit(self, payload: object, options: PushOptions) -> Ticket[Receipt]:
         self._backend.check_writable()
-        # Made here: the caller's trace context does not follow into another thread.
+        # The headers are made here, because the caller's trace context does not follow into another thread.
         request = push_request(self.name, [one_draft(payload, options)], options)
         return self._backend.submit(lambda: self._push(request)[0])
 
@@ -122,10 +122,10 @@ class RemoteQueue:
             try:
                 found = self._call(wire.TAKE_MESSAGES, request=request, wait=request.wait)
             except StorageError as error:
-                # What a take whose answer was lost has taken comes again when its lease ends.
+                # If the answer to a take is lost, its messages come again when their leases end.
                 if stopping is None or not (error.retryable or isinstance(error, OutcomeUnknown)):
                     raise
-                log.warning("queue %r: %s", self.name, error)  # a worker goes on when the server is there again
+                log.warning("queue %r: %s", self.name, error)  # a worker continues when the server is available again
                 stopping.wait(WORKER_PAUSE)
                 found = []
             left -= request.wait
@@ -134,7 +134,7 @@ class RemoteQueue:
                 return [self._taken(one) for one in found]
 
     async def take_async(self, wanted: TakeRequest, stopping: threading.Event | None = None) -> list[Delivery]:
-        """Cancelled, the request goes on without its caller: what it finds is given back."""
+        """Takes messages. When the call is cancelled, the request goes on, and the messages it finds are given back."""
         taker = Handover(self.release)
         return await taker.run(lambda: self.take(wanted, stopping, taker))
 
@@ -151,10 +151,10 @@ class RemoteQueue:
         return Delivery(hold, 0, event_of(found.event), found.attempt)
 
     def nudge(self) -> None:
-        """A take of a worker ends by itself, soon enough."""
+        """Does nothing: a take of a worker ends by itself, soon enough."""
 
     def check_may_wait(self) -> None:
-        """A thread that waits holds no writer here."""
+        """Does nothing: a thread that waits holds no writer here."""
 
     # ── settling ─────────────────────────────────────────────────────────────────────────────────────────────────────
     def ack(self, delivery: Delivery, result: object) -> None:
@@ -211,12 +211,12 @@ class RemoteQueue:
                 self._call(wire.RELEASE_DELIVERY, delivery.token, request=wire.ReleaseRequest(delay))
             except Closed:
                 pass
-            except PenstockError as error:  # what interrupted its holder matters more
+            except PenstockError as error:  # the error that interrupted its holder is more important
                 log.warning("%r could not be given back; its lease will end: %s", delivery, error)
 
 
 def push_request(queue: str, drafts: list[Draft], options: PushOptions) -> wire.PushRequest | None:
-    """The request that pushes some drafts; None when there is nothing to push."""
+    """Returns the request that pushes some drafts; None when there is nothing to push."""
     keyed = next((draft.key for draft in drafts if draft.key is not None), options.key)
     read_delivery_options(SystemClock(), options, keyed)
     if not drafts:

@@ -1,4 +1,4 @@
-"""A topic at the other end of a url as a query reads it: its blocks travel as they are stored."""
+"""A topic at the other end of a url, for queries. Its blocks are transferred in stored form."""
 
 from __future__ import annotations
 
@@ -24,9 +24,10 @@ if TYPE_CHECKING:
 
 @contextmanager
 def open_scans(backend: RemoteBackend, wanted: Iterable[str]) -> Iterator[dict[str, TopicScan]]:
-    """Those of the topics that are there, each up to where it ends in one state of the journal."""
+    """Opens scans of the existing topics, each up to where the topic ends in one state of the journal."""
     names = sorted({*wanted} & {*backend.call(LIST_TOPICS)})
-    ends = backend.call(wire.READ_ENDS, request=wire.TopicsQuery(names)).ends if names else {}  # no name would be all
+    # no name would mean all topics
+    ends = backend.call(wire.READ_ENDS, request=wire.TopicsQuery(names)).ends if names else {}
     lakes = backend.call(wire.LIST_LAKES, request=wire.TopicsQuery(names)) if names else []
     columns = {lake.topic: lake.columns for lake in lakes if lake.columns}
     yield {name: RemoteScan(backend, name, found, columns.get(name, "")) for name, found in ends.items()}
@@ -40,7 +41,7 @@ class RemoteScan:
         self._name = name
         self.columns = columns
         self.through = ends.latest
-        oldest = backend.call(READ_TOPIC, name).oldest  # without what is older than the topic's `max_age`
+        oldest = backend.call(READ_TOPIC, name).oldest  # without events that are older than the topic's `max_age`
         self.after = max(ends.trimmed, oldest - 1) if oldest else ends.latest
 
     def files(self) -> tuple[list[SealedBytes], int]:

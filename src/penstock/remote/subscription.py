@@ -1,7 +1,8 @@
-"""Following topics from afar: server-sent events, resumed where they broke off.
+"""Subscriptions to a served journal's topics: server-sent events, which continue after a broken connection.
 
-A thread reads the stream into a bounded buffer; when the buffer is full it stops reading, and the server sees that. A
-broken connection is opened again after the last event that arrived, so nothing is lost and nothing comes twice.
+A thread reads the stream into a bounded buffer. When the buffer is full, the thread stops reading, and the server
+notices it. After a broken connection, a new connection begins after the last received event, so no event is lost and
+none comes twice.
 """
 
 from __future__ import annotations
@@ -42,14 +43,17 @@ _decode_positions = msgspec.json.Decoder(dict[str, int]).decode
 _decode_position = msgspec.json.Decoder(int).decode
 
 SILENCE = 60.0
-"""Seconds without a sign of life (the server gives one every 15) after which a connection counts as broken."""
+"""The number of seconds without data after which a connection counts as broken.
+
+The server sends a sign of life every 15 seconds.
+"""
 FIRST_PAUSE = 0.05
 LONGEST_PAUSE = 5.0
-"""Seconds between attempts to connect again, at the most."""
+"""The maximum number of seconds between two attempts to connect again."""
 
 
 class RemoteFollower(EventFollower):
-    """Events of topics after positions as they come over a connection."""
+    """The events of topics after positions, as they arrive over a connection."""
 
     def __init__(self, backend: RemoteBackend, after: Mapping[str, int], buffer: int, name: str) -> None:
         self._backend = backend
@@ -69,18 +73,18 @@ class RemoteFollower(EventFollower):
 
     @abstractmethod
     def _connect(self) -> urllib3.BaseHTTPResponse:
-        """The stream of what follows what was received."""
+        """Returns the stream of what follows what was received."""
 
     @abstractmethod
     def _asked(self, limit: int) -> Iterator[Event]:
-        """Requests the events after the last event that was handed out, without waiting for more."""
+        """Requests the events after the last event that was returned, without waiting for more."""
 
     def ready(self) -> Event | None:
-        """The next event if it has arrived already."""
+        """Returns the next event if it has arrived already."""
         return None if self._closed else self._ready(ask=False)
 
     def close(self) -> None:
-        """Ends the subscription; threads that wait in it get nothing more."""
+        """Ends the subscription. Threads that wait in it get no more events."""
         self._closed = True
         self._hang_up()
         with self._room:
@@ -104,7 +108,7 @@ class RemoteFollower(EventFollower):
         await self._signal.wait_async(seen, left)
 
     def _ready(self, *, ask: bool) -> Event | None:
-        """The next event that has arrived; `ask`: also asks the server at once when none has."""
+        """Returns the next event that has arrived; `ask`: also asks the server at once when none has."""
         self._start()
         with self._room:
             if not self._ahead and self._failure is not None:
@@ -113,7 +117,7 @@ class RemoteFollower(EventFollower):
                 self._ahead.extend(self._asked(min(self._size, PAGE_EVENTS)))
             while self._ahead:
                 event = self._ahead.popleft()
-                if event.seq > self._given.get(event.topic, 0):  # what a read found, the stream brings again
+                if event.seq > self._given.get(event.topic, 0):  # the stream repeats events that a read has found
                     self._given[event.topic] = event.seq
                     self._room.notify()
                     return event
@@ -152,7 +156,7 @@ class RemoteFollower(EventFollower):
             try:
                 self._read()
             except (OSError, HTTPError):
-                pass  # it broke off
+                pass  # the connection broke
             except Exception as error:
                 if not (isinstance(error, StorageError) and error.retryable):
                     self._fail(error)
@@ -164,7 +168,7 @@ class RemoteFollower(EventFollower):
             pause = min(LONGEST_PAUSE, pause * 2)
 
     def _fail(self, error: Exception) -> None:
-        if not self._closed:  # what we hung up on fails in ways of its own
+        if not self._closed:  # a connection that this end has closed fails with unpredictable errors
             self._failure = error
             self._signal.notify()
 
@@ -189,7 +193,7 @@ class RemoteFollower(EventFollower):
                 elif line.startswith((b"event: passed", PROBLEM_EVENT, b"id: ")):
                     passed = line
                 elif line == b"\n":
-                    if passed.startswith(b"id: "):  # an id without data: what lies before it was not chosen
+                    if passed.startswith(b"id: "):  # an id without data: the events before it were not chosen
                         self._pass({self._name: read(_decode_position, passed[4:])})
                     passed = b""
         finally:
@@ -216,7 +220,7 @@ class RemoteFollower(EventFollower):
 
 
 class RemoteSubscription(RemoteFollower, Subscription):
-    """A topic's events after a position as they come."""
+    """A subscription to a topic's events after a position."""
 
     def __init__(
         self,
@@ -232,7 +236,7 @@ class RemoteSubscription(RemoteFollower, Subscription):
         self._topic = topic
         self._wanted = wanted
         self.missed = 0
-        """Always 0: over http nothing is skipped."""
+        """Always 0: over HTTP no event is skipped."""
         start = topic.latest if after == "latest" else after
         super().__init__(topic.backend, {topic.name: start}, buffer, topic.name)
 
@@ -249,7 +253,7 @@ class RemoteSubscription(RemoteFollower, Subscription):
 
 
 class RemoteJournalSubscription(RemoteFollower, JournalSubscription):
-    """The events of several topics after positions as they come."""
+    """A subscription to the events of several topics after positions."""
 
     def __init__(self, backend: RemoteBackend, query: AcrossQuery, buffer: int) -> None:
         self._query = query

@@ -1,4 +1,4 @@
-"""A topic at the other end of a url: what its handle stands on."""
+"""A topic at the other end of a url: the backend of its handle."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class RemoteTopic:
         return draft_documents(drafts, self.name)
 
     def _send(self, documents: list[DraftDocument], patient: bool = True) -> list[Receipt]:
-        """Impatient: Backpressure when the server's writer is behind, at once."""
+        """Sends drafts; raises Backpressure at once when the server's writer is behind and the caller is impatient."""
         if not documents:
             return []
         query = wire.AppendQuery(patient)
@@ -125,7 +125,9 @@ class RemoteTopic:
         return None if newest == position else (newest, state)
 
     def _folded(self, projection: type[P], key: str | None) -> tuple[int, P | None]:
-        """Both of one answer: the events in it are of one topic, and end where that ended."""
+        """Returns the position and the state of one answer: the events are of one topic, and end where the topic
+        ended.
+        """
         return folded(projection, self.read(EventQuery(key=None if key is None else check_text(key, "key"))))
 
     def rebuild(self, projection: type[P], *, whole: bool, progress: Progress | None) -> RebuildReport:
@@ -142,7 +144,7 @@ class RemoteTopic:
             seen.add(event.id)
             at = event.causation_id
         for cause in self.backend.causes(wire.READ_ANCESTORS, at) if at is not None else ():
-            if cause.id in seen:  # a loop, which a server that keeps nothing between two pages sees late
+            if cause.id in seen:  # a loop, which a server without memory between two pages notices late
                 return
             seen.add(cause.id)
             yield cause
@@ -154,13 +156,13 @@ class RemoteTopic:
 
 
 _SAVE_BYTES = 4 << 20
-"""Bytes of states after which a request to save them ends, and the next one begins."""
+"""The size of the states in one request to save them, in bytes. More states go into the next request."""
 _EVENTS_AT_ONCE = 1_000
-"""Events whose entities are gathered before they are folded."""
+"""The number of events whose entities are gathered before these entities are folded."""
 
 
 class RemoteStateSaving:
-    """Puts the states of one rebuild into a served journal. `ask` makes a request, and may make it again."""
+    """The saving of one rebuild's states in a served journal. `ask` makes a request, and may repeat it."""
 
     def __init__(
         self,
@@ -176,11 +178,11 @@ class RemoteStateSaving:
         self.of = ask(lambda: client.call(FOLD_TOPIC, topic))
 
     def begin(self) -> None:
-        """Removes what is saved, of this version of the projection and of others."""
+        """Removes saved states of all versions of the projection."""
         self._send([], begin=True)
 
     def save(self, folded: Iterable[tuple[str | None, int, int, bytes]]) -> int:
-        """Saves states: their keys, newest and first positions, and bytes; some at a time. Returns how many."""
+        """Saves states (keys, newest and first positions, and bytes), some at a time; returns their number."""
         fingerprint = self._declared.fingerprint
         count = 0
         states = (StreamedState(key or "", fingerprint, newest, first, state) for key, newest, first, state in folded)
@@ -196,14 +198,17 @@ class RemoteStateSaving:
 
 
 def shares(states: Iterable[StreamedState]) -> Iterator[list[StreamedState]]:
-    """As many states at a time as are worth a request."""
+    """Yields as many states at a time as are worth a request."""
     return in_parts(states, lambda one: len(one.state), _SAVE_BYTES, MOST_STATES)
 
 
 def rebuild_served(
     topic: RemoteTopic, projection: type[Projection], *, whole: bool, progress: Progress | None
 ) -> RebuildReport:
-    """Folds every event of a served topic and saves the states, when all are folded; until then they are in memory."""
+    """Folds every event of a served topic, and saves the states when all events are folded.
+
+    Until then, the states are in memory.
+    """
     check_projection(projection)
     saving = RemoteStateSaving(topic.backend.client, topic.name, projection)
     through, total = saving.of.through, saving.of.events
@@ -211,7 +216,7 @@ def rebuild_served(
         return RebuildReport(0, 0, 0)
     fold: Any = folder_of(projection).fold_events
     states: dict[str | None, list[Any]] = {}
-    """State, newest position, first position; by key."""
+    """By key: the state, its newest position and its first position."""
     done = 0
     events = topic.read(EventQuery(through=through))
     while some := list(islice(events, _EVENTS_AT_ONCE)):

@@ -15,11 +15,14 @@ if TYPE_CHECKING:
     from penstock.remote.topic import RemoteTopic
 
 GLANCE = 0.1
-"""Seconds between two looks at whether the worker should stop."""
+"""The number of seconds between two checks whether the worker should stop."""
 
 
 class RemoteTopicWorker(BatchWorker):
-    """A handler over a topic's events, with a durable cursor; at least once. It follows instead of asking again."""
+    """A handler over a topic's events, with a durable cursor; each event is handled at least once.
+
+    The worker follows the topic and does not poll.
+    """
 
     def __init__(self, remote: RemoteTopic, topic: Topic, plan: BatchPlan) -> None:
         super().__init__(topic.journal, topic.name, plan)
@@ -34,7 +37,10 @@ class RemoteTopicWorker(BatchWorker):
                 self._follow(subscription, start)
 
     def _follow(self, subscription: RemoteSubscription, committed: int) -> None:
-        """Works until it should stop, or was behind when the topic was dropped: one made anew has its own cursor."""
+        """Works until it should stop.
+
+        It also returns if it was behind when the topic was dropped, because a topic made anew has a new cursor.
+        """
         while not self._stopping.is_set():
             try:
                 events = self._gathered(subscription)
@@ -53,12 +59,13 @@ class RemoteTopicWorker(BatchWorker):
         try:
             self._followed.commit(self._consumer, seq)
         except ConfigError:
-            # What it has read is not there: the topic was dropped while it worked. Any other reason is raised here.
+            # The events that the worker has read no longer exist, because the topic was dropped. Any other error is
+            # raised here.
             if self._followed.latest >= seq:
                 self._followed.commit(self._consumer, seq)
 
     def _gathered(self, subscription: RemoteSubscription) -> list[Event]:
-        """The next events, no more than a batch; none when none came for a moment."""
+        """Returns the next events, no more than a batch; none when none came for a moment."""
         first = subscription.next(GLANCE)
         events = [] if first is None else [first]
         while events and len(events) < self._batch and (more := subscription.ready()) is not None:
@@ -66,4 +73,4 @@ class RemoteTopicWorker(BatchWorker):
         return events
 
     def _nudge(self) -> None:
-        """It looks up often enough by itself."""
+        """Does nothing: the worker looks often enough by itself."""

@@ -1,4 +1,4 @@
-"""The journal over HTTP: an API under /v1 for other languages and machines, a page for people, metrics.
+"""The journal over HTTP: an API under /v1 for other languages and machines, a console for people, and metrics.
 
     app(journal)         the ASGI application; mount it in one of your own, or run it with `penstock serve`
 
@@ -10,7 +10,8 @@
                          operations with streams, long polls or media types of their own
     pages/               the console; acts.py: what a person can do there, forms.py: what a person types
 
-Nothing is trusted: sizes and waits are bounded, payloads are escaped, a browser may only act from the page itself.
+The server trusts no input. It bounds sizes and waits, it escapes payloads, and a browser may act only from the console
+itself.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ __all__ = ["app"]
 
 
 def app(journal: Journal, **options: Any) -> Starlette:
-    """The application that serves a journal; see `penstock.server.application.make_app` for the options."""
+    """Returns the application that serves a journal; see `penstock.server.application.make_app` for the options."""
     try:
         from penstock.server.application import make_app
     except ModuleNotFoundError as error:

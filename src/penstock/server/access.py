@@ -1,10 +1,12 @@
-"""Who may do what: tokens with roles, hosts that are answered, and browsers that may only act from the page itself.
+"""The permissions of clients: tokens with roles, the hosts that the server answers for, and browsers, which may act
+only from the console itself.
 
-A request carries its token as `Authorization: Bearer …`; the page trades it for a cookie that scripts cannot read and
-other sites' requests do not carry. Tokens are compared in constant time and appear in no log, no url and no page.
-Without tokens every client that reaches the server may do everything, which is why that is only allowed on this
-machine; and there the Host header must name this machine, which protects it from a web site that renames itself (DNS
-rebinding)."""
+A request carries its token as `Authorization: Bearer …`. The page exchanges the token for a cookie; scripts cannot read
+this cookie, and requests from other sites do not carry it. Tokens are compared in constant time and appear in no log,
+no url and no page. Without tokens, every client that reaches the server may do everything. That is why a server without
+tokens is allowed on this machine only. There, the Host header must name this machine, which protects the server from a
+web site that renames itself (DNS rebinding).
+"""
 
 from __future__ import annotations
 
@@ -32,11 +34,11 @@ V = TypeVar("V")
 COOKIE = "penstock_session"
 SESSION_SECONDS = 12 * 3600
 MOST_SESSIONS = 1_000
-"""Sessions of one token; the oldest ends when there are more."""
+"""The maximum number of sessions of one token. When there are more, the oldest session ends."""
 SHORTEST_TOKEN = 16
 GUESS_SECONDS = 60.0
 MOST_GUESSERS = 10_000
-"""Addresses whose wrong tokens are remembered; as many are remembered with a right one."""
+"""The number of addresses whose wrong tokens are remembered. As many addresses with a right token are remembered."""
 LOCAL_HOSTS = ("localhost", "127.0.0.1", "::1")
 _SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
 
@@ -64,20 +66,23 @@ class Access:
             hosts = () if self._tokens else LOCAL_HOSTS
         self._hosts = frozenset(host.lower() for host in hosts)
         self._sessions: dict[str, OrderedDict[bytes, tuple[Role, float]]] = {}
-        """By token: the hashes of its cookies, with the role they stand for and until when."""
+        """By token: the hashes of its cookies, each with its role and the time when it ends."""
         self._guesses: OrderedDict[str, tuple[float, set[bytes]]] = OrderedDict()
-        """By address: when a minute of wrong tokens began, and which there were."""
+        """By address: the time when a minute of wrong tokens began, and the hashes of these tokens."""
         self._proven: OrderedDict[tuple[str, bytes], None] = OrderedDict()
-        """Addresses and the right tokens that came from them."""
+        """Addresses, each with a right token that came from it."""
 
     @property
     def open(self) -> bool:
-        """True if no token is asked for."""
+        """True if no request needs a token."""
         return not self._tokens
 
     # ── who ──────────────────────────────────────────────────────────────────────────────────────────────────────────
     def role_of_token(self, token: str) -> Role | None:
-        """The role a token has. Every known token is compared, whichever matches, so the time taken says nothing."""
+        """Returns the role of a token.
+
+        The token is compared with every known token, so the time of the comparison reveals nothing.
+        """
         given = _digest(token)
         found: Role | None = None
         for known, role in self._tokens:
@@ -86,7 +91,7 @@ class Access:
         return found
 
     def role(self, connection: HTTPConnection) -> Role | None:
-        """The role of a request's sender; None when it brings nothing that is known."""
+        """Returns the role of a request's sender; None when the request has no known token or cookie."""
         if self.open:
             return "admin"
         token = _bearer(connection)
@@ -95,14 +100,16 @@ class Access:
         return self._session_of(connection)[0]
 
     def identity(self, connection: HTTPConnection) -> str:
-        """Who sent a request, for the record: the beginning of its token's hash, `local` without tokens."""
+        """Returns the sender of a request, for records: the beginning of its token's hash, or `local` without
+        tokens.
+        """
         if self.open:
             return "local"
         token = _bearer(connection)
         return self._session_of(connection)[1] if token is None else fingerprint(token)
 
     def require(self, connection: HTTPConnection, role: Role, doing: str = "this") -> Role:
-        """The sender's role; Refused when it may not do what needs `role`."""
+        """Returns the sender's role. Raises Refused when this role may not do what needs `role`."""
         has = self.role(connection)
         if has is None:
             why = "this needs a token" if _bearer(connection) is None else "the token is none of this server's"
@@ -117,41 +124,52 @@ class Access:
         return has
 
     def check_append(self, topic: str) -> None:
-        """Refused when a topic takes no events from clients: penstock's own do not, but for what programs report."""
+        """Raises Refused when a topic takes no events from clients.
+
+        Penstock's own topics take none, except for the reports of programs.
+        """
         if topic not in REPORTS:
             self.check_change(topic)
 
     def check_change(self, name: str) -> None:
-        """Refused when a topic or queue is penstock's own: no role changes it from outside."""
+        """Raises Refused when a topic or queue is penstock's own: no role may change it from outside."""
         if is_system(name):
             raise Refused(403, "Forbidden", f"{name[:80]!r} is penstock's own: it is changed only where the store is")
 
     # ── sessions of the page ─────────────────────────────────────────────────────────────────────────────────────────
     def session(self, token: str, role: Role) -> str:
-        """A cookie's value that stands for a token's role for some hours, in this server's lifetime."""
+        """Returns the value of a new cookie.
+
+        The cookie stands for a token's role for some hours, and only while this server runs.
+        """
         who, secret = fingerprint(token), secrets.token_hex(32)
         own = self._sessions.setdefault(who, OrderedDict())
         _remember(own, _digest(secret), (role, time.time() + SESSION_SECONDS), MOST_SESSIONS)
         return f"{who}.{secret}"
 
     def end_session(self, connection: HTTPConnection) -> None:
-        """Makes a request's cookie worthless, wherever a copy of it is."""
+        """Ends the session of a request's cookie: every copy of the cookie becomes worthless."""
         who, _, secret = connection.cookies.get(COOKIE, "").partition(".")
         if who in self._sessions:
             self._sessions[who].pop(_digest(secret), None)
 
     def _session_of(self, connection: HTTPConnection) -> tuple[Role | None, str]:
-        """The role and the identity that a request's cookie stands for: none, and an empty one, when it has ended."""
+        """Returns the role and the identity that a request's cookie stands for; None and an empty text when its
+        session has ended.
+        """
         who, _, secret = connection.cookies.get(COOKIE, "").partition(".")
         found = self._sessions.get(who, OrderedDict()).get(_digest(secret))
         return (None, "") if found is None or found[1] < time.time() else (found[0], who)
 
     # ── guessing ─────────────────────────────────────────────────────────────────────────────────────────────────────
     def role_from(self, address: str, token: str) -> Role | None:
-        """The role of a token that came from an address; Refused when too many wrong ones came from there in a minute.
+        """Returns the role of a token that came from an address.
 
-        Then only a token is taken that was right before from the same address, so that a guesser behind a shared
-        address stops no program that is at work there. The same wrong token again is no new guess.
+        Raises Refused when too many wrong tokens came from this address within a minute.
+
+        During such a minute, a token is accepted only if it was right before from the same address. So a guesser behind
+        a shared address does not stop the programs that work there. The same wrong token again does not count as a new
+        guess.
         """
         address, digest, now = _guesser_address(address), _digest(token), time.monotonic()
         begun, wrong = self._guesses.get(address, (now, set()))
@@ -174,9 +192,10 @@ class Access:
 
     # ── where from ───────────────────────────────────────────────────────────────────────────────────────────────────
     def check_origin(self, connection: HTTPConnection, method: str) -> None:
-        """Refused when the request was made for another name than this server's, or by another site's page."""
+        """Raises Refused when the request names another host than this server, or comes from another site's page."""
         host, origin, site = "", None, "same-origin"
-        for name, value in reversed(connection.scope["headers"]):  # once for all of them: of several the first counts
+        # one pass for all three headers; the first of several equal headers counts
+        for name, value in reversed(connection.scope["headers"]):
             if name == b"host":
                 host = value.decode("latin-1")
             elif name == b"origin":
@@ -187,7 +206,7 @@ class Access:
             raise Refused(421, "WrongHost", f"this server does not answer for {host[:80]!r}; name it with --allow-host")
         if method in _SAFE_METHODS:
             return
-        # Browsers say where a request comes from; programs say nothing, and no site can make them send one.
+        # Browsers name the origin of a request. Programs name none, and no site can make a program send a request.
         is_foreign = origin is not None and origin.partition("://")[2].lower() != host.lower()
         if is_foreign or site not in ("same-origin", "none"):
             raise Refused(403, "CrossSite", "requests that change something are not taken from other sites' pages")
@@ -201,19 +220,23 @@ def _remember(kept: OrderedDict[K, V], key: K, value: V, most: int = MOST_GUESSE
 
 
 def _bearer(connection: HTTPConnection) -> str | None:
-    """The token that a request brings in its header."""
+    """Returns the token in the header of a request."""
     scheme, _, token = connection.headers.get("authorization", "").partition(" ")
     return token.strip() if scheme.lower() == "bearer" else None
 
 
 def address_of(connection: HTTPConnection) -> str:
-    """Returns the address that a request came from: the other end of its connection, or what a proxy said that the
-    operator named."""
+    """Returns the address that a request came from: the other end of its connection, or the address that a trusted
+    proxy reports.
+    """
     return connection.client.host if connection.client else ""
 
 
 def _guesser_address(address: str) -> str:
-    """Who tries tokens from an address: of IPv6 the network of 64 bits that one customer has, and may change in."""
+    """Returns the address for which wrong tokens are counted.
+
+    For IPv6 it is the 64-bit network: a customer has the whole network and may change addresses in it.
+    """
     try:
         found = ipaddress.IPv6Address(address.partition("%")[0])
     except ValueError:
@@ -222,7 +245,9 @@ def _guesser_address(address: str) -> str:
 
 
 def fingerprint(token: str) -> str:
-    """Returns the name of a token in records: enough of its hash to tell tokens apart, too little to find one."""
+    """Returns the name of a token in records: enough of its hash to tell tokens apart, and too little to find the
+    token.
+    """
     return _digest(token).hex()[:10]
 
 
@@ -231,7 +256,7 @@ def _digest(token: str) -> bytes:
 
 
 def _host_name(host: str) -> str:
-    """A Host header without its port."""
+    """Returns a Host header without its port."""
     name = host.lower().strip()
     if name.startswith("["):
         return name[1:].partition("]")[0]

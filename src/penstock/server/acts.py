@@ -1,12 +1,15 @@
-"""The acts that a person can perform from the console: a form is an act of `penstock.acts`, is asked first, and is
-written down.
+"""The acts that a person can perform from the console.
 
-A form sends its fields to POST /acts/{act} with `preview`; the answer is the question to ask, with a number in it where
-the act destroys or repeats something, or nothing when the act may be done at once. Sent again without `preview` it is
-done; the answer says what was done, and so does an event in `penstock.audit`: its kind is `console.<act>`, its key the
-topic or queue it was about, its payload an `AuditRecord`.
+Each form stands for an act of `penstock.acts`; the console asks the person before the act, and records the act
+afterwards.
 
-A function under `@act(operation)` reads its form and returns the act; ConfigError when the form says none.
+A form sends its fields to POST /acts/{act} with `preview`. The answer is the question to ask; it contains a number if
+the act destroys or repeats something. The answer is empty if the act needs no question. Sent again without `preview`,
+the form performs the act, and the answer says what was done. An event in `penstock.audit` records the act: its kind is
+`console.<act>`, its key is the topic or queue, and its payload is an `AuditRecord`.
+
+A function under `@act(operation)` reads its form and returns the act. It raises ConfigError when the form describes no
+act.
 """
 
 from __future__ import annotations
@@ -44,39 +47,39 @@ from penstock.server.service import Refused, Service, guarded, read_form
 S = TypeVar("S", bound=msgspec.Struct)
 
 LONGEST: Final = 500
-"""Characters of a field that are written down."""
+"""The number of characters of a field that a record keeps."""
 
 
 class ActCall:
-    """A request of an act, or, with `preview`, of a description of the act."""
+    """A request to perform an act, or, with `preview`, to describe the act."""
 
     def __init__(self, service: Service, fields: dict[str, Value], preview: bool) -> None:
         self.journal: LocalJournal = service.journal
         self.fields = fields
         self.preview = preview
         self.stopping = service.closing.is_set
-        """True if the server ends; what an act does in the background ends with it."""
+        """True if the server stops. An act's background work stops then too."""
 
     def filled(self, kind: type[S], **other: object) -> S:
-        """The form as a request."""
+        """Returns the form as a request."""
         return forms.filled(kind, self.fields, **other)
 
     def optional(self, name: str) -> str | None:
-        """A field's text; None when it was left empty."""
+        """Returns the text of a field; None when the field is empty."""
         value = self.fields.get(name, "")
         if not isinstance(value, str):
             raise ConfigError(f"{name} is one value, not several")
         return value.strip() or None
 
     def text(self, name: str) -> str:
-        """A field that must be filled in."""
+        """Returns the text of a field that must not be empty."""
         value = self.optional(name)
         if value is None:
             raise ConfigError(f"{name.replace('_', ' ')} is missing: fill it in")
         return value
 
     def whole(self, name: str) -> int | None:
-        """A whole number of at least 0."""
+        """Returns a field as a whole number of at least 0."""
         text = self.optional(name)
         try:
             return None if text is None else forms.whole(text)
@@ -85,7 +88,7 @@ class ActCall:
 
     @property
     def topic(self) -> Topic:
-        """The topic, which must be there: a mistyped name must not make one."""
+        """The topic, which must exist: a mistyped name must not create a topic."""
         found = self.text("topic")
         if found not in self.journal.topics():
             raise UnknownTopic(f"there is no topic {found[:80]!r}")
@@ -93,24 +96,24 @@ class ActCall:
 
     @property
     def queue(self) -> Queue:
-        """The queue, which must be there."""
+        """The queue, which must exist."""
         return self.journal.queue(self.text("queue"), create=False)
 
 
 class ConsoleAct(msgspec.Struct):
-    """A form of the console. Role, names and whose topics it may touch are those of its operation."""
+    """A form of the console. Its operation decides the role, the names, and the topics that the form may change."""
 
     read: Callable[[ActCall], acts.Act]
     role: Role
     subject: str
-    """The field that names what the act is about."""
+    """The name of the field that holds the topic or queue of the act."""
     fields: frozenset[str]
     on_system: bool
-    """True if it may be about a topic of penstock's own."""
+    """True if the act may change a topic of penstock's own."""
 
 
 ACTS: Final[dict[str, ConsoleAct]] = {}
-"""By the name that a form or a button has."""
+"""The acts by name; forms and buttons carry this name."""
 Read = TypeVar("Read", bound=Callable[[ActCall], acts.Act])
 
 
@@ -122,7 +125,7 @@ def act(
     subject: str | None = None,
     on_system: bool | None = None,
 ) -> Callable[[Read], Read]:
-    """Makes a function the reader of the form of its name, which stands for an operation."""
+    """Makes a function the reader of a form. The form has the function's name and stands for an operation."""
     needed = role or operation.role
     assert needed is not None, f"{operation.name} needs no role: that is no act"
     about, request = subject or operation.names[0], operation.query or operation.body
@@ -167,7 +170,7 @@ def drop_topic(call: ActCall) -> acts.Act:
 
 
 def _target(call: ActCall) -> int:
-    """Returns the position to which a consumer is to be moved."""
+    """Returns the new position of a consumer."""
     topic, to = call.topic, call.optional("to") or "position"
     latest = topic.latest
     if to not in ("start", "end", "time", "event", "position"):
@@ -179,7 +182,7 @@ def _target(call: ActCall) -> int:
     position = call.whole("value")
     if position is None:
         raise ConfigError("a position is missing: a whole number, like 1200")
-    if to == "event":  # which is the next one the consumer gets
+    if to == "event":  # this event is the next event that the consumer gets
         position = max(0, position - 1)
     if position > latest:
         raise ConfigError(f"{topic.name} ends at {latest:,}: {position:,} is beyond it")
@@ -212,7 +215,7 @@ def policy(call: ActCall) -> acts.Act:
     return acts.ChangePolicy(call.queue, forms.policy_given(call.fields, emptied=True))
 
 
-@act(queues.OPEN_QUEUE, fields=FIELDS, role="admin")  # as a topic with a history, which only an admin makes a queue
+@act(queues.OPEN_QUEUE, fields=FIELDS, role="admin")  # the topic may have a history, so this needs an admin
 def make_queue(call: ActCall) -> acts.Act:
     return acts.MakeQueue(call.journal, call.text("queue"), forms.policy_given(call.fields, emptied=False))
 
@@ -250,7 +253,7 @@ def remove_group(call: ActCall) -> acts.Act:
 
 @act(queues.ADD_SCHEDULE, fields=("when",))
 def add_schedule(call: ActCall) -> acts.Act:
-    """Reads a periodic message; when is a period or a cron line."""
+    """Reads a periodic message. The field `when` holds a period or a cron line."""
     wanted = call.filled(queues.NewSchedule)
     return acts.AddSchedule(
         call.queue,
@@ -281,7 +284,9 @@ CHOICE: Final = ("ids", "where", "scope", "limit", "rate")
 
 
 def _chosen(call: ActCall) -> EventChoice | None:
-    """Returns the chosen messages: the ticked messages, the messages of a condition, or (None) all."""
+    """Returns the chosen messages: the ticked messages, the messages that match a condition, or None for all
+    messages.
+    """
     scope, where, ids = call.optional("scope") or "all", call.optional("where"), call.fields.get("ids", [])
     if scope == "all":
         return None
@@ -306,7 +311,7 @@ def redrive(call: ActCall) -> acts.Act:
 
 @act(queues.DISCARD_MESSAGES, fields=CHOICE)
 def delete(call: ActCall) -> acts.Act:
-    """Reads the choice of given-up messages to delete. The form has a redrive's rate."""
+    """Reads the choice of given-up messages to delete. The form also has the field for a redrive's rate."""
     if call.optional("rate") is not None:
         raise ConfigError("only what is sent back has a rate: empty that field to delete")
     return acts.Discard.given_up(call.queue, _chosen(call))
@@ -314,7 +319,7 @@ def delete(call: ActCall) -> acts.Act:
 
 # ── one message ──────────────────────────────────────────────────────────────────────────────────────────────────────
 def _message(call: ActCall) -> Event:
-    """The message that a form is about."""
+    """Returns the message that a form is about."""
     seq = call.whole("seq")
     event = None if seq is None else call.queue.get(seq)
     if event is None:
@@ -344,7 +349,7 @@ def release(call: ActCall) -> acts.Act:
     return acts.SettleDelivery(call.queue.delivery(call.text("token")), "release")
 
 
-@act(queues.ACK_DELIVERY, fields=("outcome",), role="admin")  # in its holder's stead: more than a consumer may
+@act(queues.ACK_DELIVERY, fields=("outcome",), role="admin")  # in place of the holder, which a consumer may not do
 def settle(call: ActCall) -> acts.Act:
     gives_up = call.optional("outcome") == "dead"
     error = "given up from the console" if gives_up else None
@@ -353,36 +358,36 @@ def settle(call: ActCall) -> acts.Act:
 
 # ── the route ────────────────────────────────────────────────────────────────────────────────────────────────────────
 class ActRequest(msgspec.Struct, forbid_unknown_fields=True):
-    """The fields of a form, and whether the act is only to be described."""
+    """The fields of a form; `preview` asks for a description only."""
 
     fields: dict[str, Value]
     preview: bool = False
 
 
 class ActAnswer(msgspec.Struct, omit_defaults=True):
-    """The question to ask before the act is done, or what was done."""
+    """The question to ask before the act, or the description of what was done."""
 
     question: str = ""
     danger: bool = False
-    """True if it destroys something."""
+    """True if the act destroys something."""
     typed: str | None = None
-    """The text that has to be typed before the act is done."""
+    """The text that a person must type before the act is done."""
     says: str = ""
 
 
 class AuditRecord(msgspec.Struct):
-    """An act that was done."""
+    """The record of an act."""
 
     act: str
     subject: str
     role: str
     who: str
-    """`local` where no token is asked for, else the beginning of the token's hash; never the token."""
+    """`local` when the server needs no token, else the beginning of the token's hash; never the token."""
     address: str
     """The address that the request came from."""
     fields: dict[str, Value]
     says: str
-    """The act in words."""
+    """The description of the act."""
 
 
 @guarded("write")

@@ -1,4 +1,4 @@
-"""The application: routes, and what every request passes through."""
+"""The application: its routes, and the layers that every request passes through."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ log = logging.getLogger("penstock.server")
 
 SECURITY_HEADERS = (
     (b"x-content-type-options", b"nosniff"),
-    # Not no-referrer: with it browsers send "Origin: null" along with the page's own forms.
+    # The policy is not no-referrer, because with no-referrer browsers send "Origin: null" with the page's own forms.
     (b"referrer-policy", b"same-origin"),
     (b"cross-origin-resource-policy", b"same-origin"),
     (
@@ -48,7 +48,7 @@ SECURITY_HEADERS = (
         b"form-action 'self'; frame-ancestors 'none'; base-uri 'none'",
     ),
 )
-"""On every answer."""
+"""Headers of every answer."""
 _SECURITY_NAMES = frozenset(name for name, _ in SECURITY_HEADERS)
 
 
@@ -77,7 +77,7 @@ class Secured:
 
 # ── errors as answers: problems for programs, a page for people ──────────────────────────────────────────────────────
 def answer_error(request: Request, error: Exception) -> Response:
-    """An error as an answer: a page for a person with a browser, a problem for programs."""
+    """Returns an error as an answer: a page for a person with a browser, or a problem document for programs."""
     path = request.url.path
     match error:
         case Refused():
@@ -95,7 +95,7 @@ def answer_error(request: Request, error: Exception) -> Response:
             }
             known = said.get(error.status_code, ("HTTPError", error.detail))
             found, headers = problem(error.status_code, *known), dict(error.headers or {})
-        case _:  # which no code expected: the log has the details, the answer has none
+        case _:  # unexpected: the log has the details, the answer has none
             log.exception("%s %s failed", request.method, path, exc_info=error)
             found, headers = problem(500, UNEXPECTED, "the server failed; its log says how"), None
     base = base_of(request)
@@ -110,8 +110,10 @@ def answer_error(request: Request, error: Exception) -> Response:
 
 # ── whether all is well, for those who watch servers ──────────────────────────────────────────────────────────────────
 async def health(request: Request) -> Response:
-    """Returns True if the journal is open, and neither another writer nor other files have replaced it; nothing else,
-    so it needs no token."""
+    """Returns True if the journal is open, and no other writer and no other files have replaced it.
+
+    The answer contains nothing else, so it needs no token.
+    """
     journal = request.app.state.service.journal
     status = "closed" if journal.closed else "ok" if journal.backend.engine.usable() else "replaced"
     return Response(b'{"status":"%s"}' % status.encode(), 200 if status == "ok" else 503, media_type=JSON)
@@ -127,8 +129,10 @@ class DeepHealth(msgspec.Struct):
 
 @guarded("read")
 def deep_health(request: Request, service: Service) -> Response:
-    """Answers what is wrong with the journal: the findings of the console's first line and of `penstock check`. The
-    status is 503 where there is one, for monitors that read nothing else."""
+    """Answers what is wrong with the journal: the findings of the console's first line and of `penstock check`.
+
+    The status is 503 when there is a finding, for monitors that read only the status.
+    """
     findings = service.sampler.newest.findings
     said = DeepHealth("warning" if findings else "ok", findings)
     return Response(msgspec.json.encode(said), 503 if findings else 200, media_type=JSON)
@@ -140,8 +144,9 @@ def metrics(request: Request, service: Service) -> Response:
 
 
 def exposition(service: Service) -> str:
-    """Everything in Prometheus's text format."""
-    # The served journal's gauges stand for themselves, also when the program watches it (or another) in-process.
+    """Returns all metrics in Prometheus's text format."""
+    # The gauges of the served journal are added below, so the same gauges of journals that this program watches itself
+    # are left out.
     counted = REGISTRY.prometheus_text(without={name for name, *_ in GAUGES})
     return counted + gauges(service.sampler.newest).prometheus_text() + own(service).prometheus_text()
 
@@ -164,14 +169,14 @@ def make_app(
     staging: Iterable[str] = (),
     lakes: Iterable[str] = (),
 ) -> Starlette:
-    """The application that serves a journal.
+    """Returns the application that serves a journal.
 
-    `tokens` maps each token to its role (read, write, admin); without tokens everything is allowed to every client, and
-    only requests for this machine are answered. `hosts` names the Host headers that are answered; with tokens, any.
-    `buffers` are object-storage buffers to show: a name and a url each. `staging` are urls in object stores from which
-    blocks that Spark's tasks left there are fetched; of a journal in an object store, its own place is one by itself.
-    `lakes` are the places that history is sealed to when a client asks for it.
-    The journal stays the caller's: the application does not close it.
+    `tokens` maps each token to its role (read, write, admin). Without tokens, every client may do everything, and only
+    requests for this machine are answered. `hosts` names the Host headers that are answered; with tokens the default is
+    any host. `buffers` are object-storage buffers to show, each a name and a url. `staging` are urls in object stores
+    from which the server fetches blocks that Spark's tasks staged; the place of a journal in an object store belongs to
+    them by itself. `lakes` are the places to which history may be sealed when a client requests it. The journal remains
+    the caller's: the application does not close it.
     """
     served = local(journal, "a server")
     limits = limits or Limits()
@@ -188,7 +193,7 @@ def make_app(
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
-        await asyncio.to_thread(service.sampler.start)  # charts need a past, also of times without readers
+        await asyncio.to_thread(service.sampler.start)  # charts need samples also of times without readers
         yield
         service.stop()
         await asyncio.to_thread(service.sampler.stop)

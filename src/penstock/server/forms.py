@@ -1,7 +1,9 @@
-"""The input of a person, as the fields of a request, a policy or settings: their types say how each is read.
+"""The input of a person, as the fields of a request, a policy or settings.
 
-Numbers of seconds are durations (`5m`, `1h30m`), numbers of bytes sizes (`64MiB`), a retry is `exponential:1s:5m`, what
-may be anything is JSON. In a form, what is left empty has its default.
+The type of a field decides how its text is read.
+
+Seconds are written as durations (`5m`, `1h30m`), bytes as sizes (`64MiB`), a retry as `exponential:1s:5m`, and a field
+of any type as JSON. An empty field of a form has its default.
 """
 
 from __future__ import annotations
@@ -20,9 +22,9 @@ from penstock.errors import ConfigError
 S = TypeVar("S", bound=msgspec.Struct)
 
 Value = str | list[str]
-"""A field as a form sends it: text, or several texts."""
+"""The value of a field in a form: a text, or several texts."""
 AS_IT_IS = "as it is"
-"""The text of a form for a retry that has no words: it is kept unless it is changed."""
+"""The text in a form for a retry that has no short form. The retry is kept unless the text is changed."""
 
 
 def struct_fields(kind: type[msgspec.Struct]) -> tuple[inspect.Field, ...]:
@@ -32,7 +34,7 @@ def struct_fields(kind: type[msgspec.Struct]) -> tuple[inspect.Field, ...]:
 
 
 def types_of(field: inspect.Field) -> list[inspect.Type]:
-    """The types a field may have, None last."""
+    """Returns the types that a field may have; None is the last."""
     kind = _bare(field.type)
     kinds = tuple(map(_bare, kind.types)) if isinstance(kind, inspect.UnionType) else (kind,)
     return sorted(kinds, key=lambda one: isinstance(one, inspect.NoneType))
@@ -43,7 +45,7 @@ def _bare(kind: inspect.Type) -> inspect.Type:
 
 
 def choices_of(field: inspect.Field) -> Iterable[str]:
-    """Returns the choices of a field; nothing when it is typed."""
+    """Returns the choices of a field; nothing when a person types its value."""
     kind = types_of(field)[0]
     if isinstance(kind, inspect.LiteralType):
         return [str(value) for value in kind.values]
@@ -51,7 +53,7 @@ def choices_of(field: inspect.Field) -> Iterable[str]:
 
 
 def read_field(field: inspect.Field, text: str) -> object:
-    """A field's value from what was typed; ConfigError when it is none."""
+    """Returns the value of a field from its text. Raises ConfigError when the text is no value."""
     text, kinds = text.strip(), types_of(field)
     if text in choices_of(field):
         return {"yes": True, "no": False}.get(text, text)
@@ -72,7 +74,7 @@ def read_field(field: inspect.Field, text: str) -> object:
 
 
 def read_setting(field: inspect.Field, text: str) -> object:
-    """Returns the value of a field of a policy or of settings, where `none` is None if None is allowed."""
+    """Returns the value of a field of a policy or of settings. The text `none` means None if None is allowed."""
     return None if text == "none" and isinstance(types_of(field)[-1], inspect.NoneType) else read_field(field, text)
 
 
@@ -90,7 +92,7 @@ def _read_json(text: str, kind: inspect.Type) -> object:
 
 
 def whole(text: str) -> int:
-    """A whole number of at least 0."""
+    """Returns a field as a whole number of at least 0."""
     plain = text.replace(",", "").replace("_", "")
     if not plain.isascii() or not plain.isdigit() or len(plain) > 18:
         raise ConfigError(f"{text[:40]!r} is no whole number: write one like 1200")
@@ -98,7 +100,7 @@ def whole(text: str) -> int:
 
 
 def write_field(value: object) -> str:
-    """A value as `read_field` reads it back; empty where there is none."""
+    """Returns a value as text that `read_field` reads back; empty when there is no value."""
     match value:
         case None:
             return ""
@@ -113,7 +115,10 @@ def write_field(value: object) -> str:
 
 
 def filled(kind: type[S], fields: Mapping[str, Value], **other: object) -> S:
-    """A request with what a form says; `other` fields are set as they are. ConfigError names the first bad one."""
+    """Returns a request with the values of a form; `other` fields are set as given.
+
+    Raises ConfigError, which names the first wrong field.
+    """
     values = dict(other)
     for field in struct_fields(kind):
         given = fields.get(field.name, "")
@@ -133,18 +138,18 @@ def filled(kind: type[S], fields: Mapping[str, Value], **other: object) -> S:
 
 # ── a queue's policy ─────────────────────────────────────────────────────────────────────────────────────────────────
 class PolicyField(msgspec.Struct, frozen=True):
-    """A field of the form with what it holds now."""
+    """A field of the form, with its present value."""
 
     name: str
     value: str
     example: str
     says: str
     choices: Iterable[str]
-    """The texts to choose from; none: it is typed."""
+    """The texts to choose from; empty when a person types the value."""
 
 
 def policy_form(policy: QueuePolicy) -> list[PolicyField]:
-    """Returns the changeable fields of a policy, as its form shows them."""
+    """Returns the changeable fields of a policy for its form."""
     values = msgspec.structs.asdict(policy)
     unset = {"retry": "default", "dedup_window": "none"}
     return [
@@ -160,9 +165,11 @@ def policy_form(policy: QueuePolicy) -> list[PolicyField]:
 
 
 def policy_given(fields: Mapping[str, Value], *, emptied: bool) -> dict[str, object]:
-    """The policy that a form asks for. A field that it does not have is not in it, nor, unless `emptied`, an empty one.
+    """Returns the policy that a form asks for.
 
-    A field that a person emptied has its default again: no limit, where that is the default.
+    The policy leaves out fields that the form does not have; it has empty fields only with `emptied`.
+
+    A field that a person emptied gets its default again, for example no limit.
     """
     defaults = msgspec.structs.asdict(DEFAULT)
     given: dict[str, object] = {}

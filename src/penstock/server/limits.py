@@ -1,5 +1,4 @@
-"""The limits on sizes, durations and numbers: what one request may ask of a server, and what the server holds for all
-of them."""
+"""The limits on sizes, durations and numbers: what one request may use, and what the server holds for all requests."""
 
 from __future__ import annotations
 
@@ -8,57 +7,68 @@ from typing import Final
 import msgspec
 
 LONGEST_WAIT: Final = 60.0
-"""Seconds a `take` may wait for a message; longer waits are cut to it."""
+"""The maximum number of seconds that a `take` waits for a message. A longer wait is cut to this number."""
 MOST_EVENTS: Final = 10_000
-"""Events in one page of a read."""
+"""The maximum number of events on one page of a read."""
 AT_ONCE_BYTES: Final = 256 << 10
-"""Bytes of a body that the event loop decodes itself; a thread decodes larger ones."""
+"""The maximum size of a body that the event loop decodes itself, in bytes. A thread decodes larger bodies."""
 CHECKING: Final = 16
-"""Threads for what a program's own checks see before it is committed."""
+"""The number of threads for commits that pass through a program's own checks."""
 STREAM_EVENTS: Final = 2_000
-"""Events a stream reads at a time; between readings it holds nothing of the store."""
+"""The number of events that a stream reads at a time. Between two reads it keeps nothing of the store open."""
 STREAM_BYTES: Final = 1 << 20
-"""Payload bytes after which such a reading ends early."""
+"""The number of payload bytes after which such a read ends early."""
 STREAM_ROWS: Final = 65_536
-"""Rows of a record batch in an Arrow stream."""
+"""The number of rows of a record batch in an Arrow stream."""
 ARROW_BYTES: Final = 8 << 20
-"""Bytes of record batches an Arrow stream reads at a time."""
+"""The bytes of record batches that an Arrow stream reads at a time."""
 BLOCKS_BYTES: Final = 4 << 20
-"""Bytes of stored blocks after which an answer ends; the reader asks again."""
+"""The bytes of stored blocks after which an answer ends. The reader then asks again."""
 SEND_BYTES: Final = 64 << 10
-"""Bytes handed to a connection at a time: what a slow reader's connection holds beside what is shared."""
+"""The bytes that a connection gets at a time.
+
+A slow reader's connection holds these bytes in addition to shared data.
+"""
 LARGE_BLOCK: Final = 2 << 20
-"""Bytes from which a block of memory goes back to the system when it is freed, under `penstock serve` on glibc."""
+"""The size from which a freed block of memory goes back to the system, in bytes, under `penstock serve` on glibc."""
 HEAPS: Final = 2
-"""Heaps of `malloc` that the threads of such a server share."""
+"""The number of `malloc` heaps that the threads of such a server share."""
 PING_SECONDS: Final = 15.0
-"""A live stream with nothing to say says at least this often that it is there."""
+"""The longest time without data on a live stream. After it, the stream sends a sign of life."""
 LIVE_BUFFER: Final = 4096
-"""Events of a topic kept in memory for its listeners; who is further behind reads the log."""
+"""The number of a topic's events in memory for its listeners. A listener further behind reads the log."""
 LIVE_BYTES: Final = 32 << 20
-"""Bytes of such events, of all topics together."""
+"""The bytes of such events, over all topics."""
 
 
 class Limits(msgspec.Struct, frozen=True):
-    """The limits of a server. Give one to `app(limits=…)`."""
+    """The limits of a server. Pass them to `app(limits=…)`."""
 
     max_body: int = 32 << 20
-    """Bytes of a request's body."""
+    """The maximum size of a request's body, in bytes."""
     max_held: int = 256 << 20
-    """Bytes of bodies that arrive and answers that are sent, all requests together; above it the answer is 503."""
+    """The bytes of arriving bodies and of answers on their way, over all requests.
+
+    Above this number the answer is 503.
+    """
     max_staged: int = 16 << 30
-    """Bytes that one token may have staged and not committed."""
+    """The bytes that one token may have staged and not yet committed."""
     body_timeout: float = 30.0
-    """Seconds for a request's body to arrive."""
+    """The number of seconds in which a request's body must arrive."""
     header_timeout: float = 30.0
-    """Seconds for a connection's first request, and for the rest of a request that has begun, to arrive."""
+    """The number of seconds in which a connection's first request, and the rest of a request that has begun, must
+    arrive.
+    """
     write_timeout: float = 30.0
-    """Seconds a write waits for the writer before the answer is 503 with Retry-After."""
+    """The number of seconds that a write waits for the writer. Then the answer is 503 with Retry-After."""
     max_listeners: int = 2_000
-    """Live streams open at once."""
+    """The maximum number of open live streams."""
     max_waiting: int = 2_000
-    """Requests waiting for a message at once."""
+    """The maximum number of requests that wait for a message."""
     max_connections: int = 5_000
-    """Connections open at once; above it new ones are answered with 503."""
+    """The maximum number of open connections. New connections above it are answered with 503."""
     wrong_tokens: int = 10
-    """Different wrong tokens an address may send in a minute, to the page or the API, before it must wait."""
+    """The number of different wrong tokens that an address may send in a minute, to the page or the API.
+
+    Then the address must wait.
+    """

@@ -1,4 +1,4 @@
-"""Serving a journal from this process: what `penstock serve` does."""
+"""Serving a journal from this process, as `penstock serve` does."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ def make_server(
     limits: Limits | None = None,
     **served: Any,
 ) -> uvicorn.Server:
-    """A server for a journal; `run()` it. An address that others can reach needs tokens.
+    """Returns a server for a journal; its `run()` starts it. An address that other machines can reach needs tokens.
 
-    `tokens`, `limits` and what else is given are options of the application (`make_app`).
-    A request comes from the address that its connection has; `proxies` are the addresses and networks whose word is
-    taken for where it came from before (X-Forwarded-For) and how (X-Forwarded-Proto).
+    `tokens`, `limits` and the other arguments are options of the application (`make_app`). A request's address is the
+    address of its connection. `proxies` are trusted addresses and networks: their headers say where a request came from
+    (X-Forwarded-For) and how (X-Forwarded-Proto).
     """
     if not is_local(host) and not tokens:
         raise ConfigError(
@@ -59,7 +59,8 @@ def make_server(
         host=host,
         port=port,
         log_level="warning",
-        # Paths and query strings may hold names and conditions that belong in no log; errors are logged by the app.
+        # Paths and query strings may contain names and conditions that must not appear in a log. The application logs
+        # errors.
         access_log=False,
         server_header=False,
         proxy_headers=bool(trusted),
@@ -75,7 +76,7 @@ def make_server(
     stop = server.handle_exit
 
     def handle_exit(sig: int, frame: Any) -> None:
-        # Streams end by themselves when they are told; uvicorn would wait for them first.
+        # Streams end when the server stops them. Without this, uvicorn would wait for the streams first.
         app.state.service.stop()
         stop(sig, frame)
 
@@ -91,14 +92,15 @@ def _network(proxy: str) -> str:
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """A listening socket, so that the caller knows the port (0: any) before a client is served."""
+    """Returns a listening socket. So the caller knows the port (0: any) before the server serves a client."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    # With its protocol named: asyncio switches Nagle's algorithm off only then, and answers would wait 40 ms each.
+    # The protocol is named, because asyncio switches Nagle's algorithm off only then. Otherwise answers would wait 40
+    # ms each.
     listening = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listening.bind((host, port))
-        # From here on no client is turned away: one that connects before the server runs waits a moment.
+        # From here on no client is refused: a client that connects before the server runs waits a moment.
         listening.listen(2048)
     except OSError as error:
         listening.close()
@@ -107,7 +109,7 @@ def bind(host: str, port: int) -> socket.socket:
 
 
 def read_tokens(text: str) -> dict[str, Role]:
-    """Tokens from lines of `role token`; empty lines and lines that begin with # are skipped."""
+    """Returns tokens from lines of the form `role token`. Empty lines and lines that begin with # are skipped."""
     tokens: dict[str, Role] = {}
     for number, line in enumerate(text.splitlines(), 1):
         words = line.split()
@@ -121,17 +123,20 @@ def read_tokens(text: str) -> dict[str, Role]:
 
 # ── connections that say nothing, or not enough, are closed: they cannot use up all descriptors ───────────────────────
 def timed_protocol(limit: float) -> type[HttpToolsProtocol]:
-    """uvicorn's protocol, for connections whose requests must have arrived `limit` seconds after they began.
+    """Returns uvicorn's protocol with a time limit: each request must arrive within `limit` seconds of its beginning.
 
-    uvicorn itself closes a connection that is idle between two requests, and waits for ever for the rest of a request's
-    head, or for the first one.
+    uvicorn itself closes a connection that is idle between two requests. But it waits without limit for a connection's
+    first request and for the rest of a request's head.
     """
 
     class TimedProtocol(HttpToolsProtocol):
         _patience: asyncio.TimerHandle | None = None
-        """Looks at the connection again; a timer for each request would cost as much as reading its head."""
+        """The timer that checks the connection again.
+
+        A timer for each request would cost as much as reading the request's head.
+        """
         _since: float | None = None
-        """The time when the request that is expected began; None while none is."""
+        """The time when the expected request began; None while no request is expected."""
 
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
             super().connection_made(transport)
@@ -170,7 +175,9 @@ def timed_protocol(limit: float) -> type[HttpToolsProtocol]:
 
 
 def most_connections(wanted: int) -> int:
-    """Returns the number of connections that may be open: the wanted number, as far as the process has descriptors."""
+    """Returns the number of connections that may be open: the wanted number, limited by the process's file
+    descriptors.
+    """
     try:
         import resource
     except ImportError:  # pragma: no cover - not on Windows

@@ -1,5 +1,4 @@
-"""The service that every handler works with: what is refused, how many bytes are held, the journal, and who
-may use it."""
+"""The service behind every handler: the journal, the access rules, the limits, and the bytes that requests hold."""
 
 from __future__ import annotations
 
@@ -42,7 +41,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 class Refused(Exception):
-    """A request the server itself refuses: too large, not allowed, not there."""
+    """A request that the server itself refuses: too large, not allowed, or for a missing thing."""
 
     def __init__(self, status: int, name: str, message: str, headers: dict[str, str] | None = None) -> None:
         super().__init__(message)
@@ -57,20 +56,23 @@ _M_ARENA_MAX: Final = -8
 
 
 class MemoryBudget:
-    """Bytes held at this time, all requests together. Only the event loop's thread uses it."""
+    """The number of bytes that all requests together hold at this time. Only the event loop's thread uses it."""
 
     def __init__(self, most: int) -> None:
         self.most = most
         self.held = 0
 
     def hold(self, size: int) -> None:
-        """Counts bytes as held; Refused when there is no room for them: a client that comes back later finds some."""
+        """Counts bytes as held.
+
+        Raises Refused when there is no room for them; a client that comes back later may find room.
+        """
         self.check(size)
         self.held += size
 
     def check(self, size: int) -> None:
-        """Refused when there is no room for so many bytes."""
-        if self.held + size > self.most and self.held:  # what is alone may be larger
+        """Raises Refused when there is no room for so many bytes."""
+        if self.held + size > self.most and self.held:  # a single body or answer may be larger
             raise Refused(
                 503, "TooBusy", "the server holds too many bytes of other requests: try again", {"Retry-After": "1"}
             )
@@ -83,14 +85,14 @@ class MemoryBudget:
 class Patience:
     """A time limit for parts of many tasks of one event loop, with one timer for all of them.
 
-    A part that takes longer raises TimeoutError. `asyncio.timeout` makes a timer for each part, and costs ten times as
-    much as this.
+    A part that takes longer raises TimeoutError. `asyncio.timeout` would make a timer for each part, and would cost ten
+    times as much.
     """
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
         self._until: dict[asyncio.Task[object], float] = {}
-        """The time when the time of a task is over, the first one first."""
+        """The time when each task's time is over, earliest time first."""
         self._over: set[asyncio.Task[object]] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -123,11 +125,12 @@ class Patience:
 
 
 class StreamedResponse(StreamingResponse):
-    """An answer that is sent in slices as the client takes them: none so large that a slow reader's connection would
-    hold much of it.
+    """An answer that is sent in small slices as the client reads them.
 
-    A piece is let go when it is sent, and all of them when the client leaves: the exception that ends the stream stays
-    in a cycle with its frames for as long as Python's collector likes.
+    So a slow reader's connection holds little of the answer.
+
+    A piece is released when it was sent. When the client disconnects, all pieces are released here, because the
+    exception that ends the stream stays in a cycle with its frames until Python's collector runs.
     """
 
     def __init__(
@@ -156,7 +159,7 @@ class StreamedResponse(StreamingResponse):
 
 
 class HeldResponse(StreamedResponse):
-    """A large answer, counted until it is sent. Its maker asks first whether there is room for it."""
+    """A large answer. Its bytes count as held until the answer is sent. Its maker checks first that there is room."""
 
     def __init__(self, budget: MemoryBudget, data: bytes, status: int, media: str) -> None:
         budget.held += len(data)
@@ -174,7 +177,10 @@ class HeldResponse(StreamedResponse):
 
 
 class EventStream(StreamedResponse):
-    """Server-sent events, counted among the listeners while they are sent; Refused when too many streams are open."""
+    """Server-sent events.
+
+    The stream counts as a listener while it is open. Raises Refused when too many streams are open.
+    """
 
     def __init__(self, service: Service, frames: AsyncGenerator[bytes, None]) -> None:
         if service.listeners >= service.limits.max_listeners:
@@ -191,10 +197,10 @@ class EventStream(StreamedResponse):
 
 
 def whole_answer(service: Service, data: bytes, status: int, media: str, *, changed: bool = False) -> Response:
-    """An answer; a large one is sent as the client takes it, and counted meanwhile.
+    """Returns an answer. A large answer is sent as the client reads it, and its bytes count as held meanwhile.
 
-    Refused when there is no room for a large one, but not when something was `changed`: a client that is refused
-    changes it again.
+    Raises Refused when there is no room for a large answer, except when the request `changed` something: a refused
+    client would repeat its change.
     """
     if len(data) > SEND_BYTES:
         if not changed:
@@ -208,12 +214,12 @@ async def _whole(data: bytes) -> AsyncGenerator[bytes, None]:
 
 
 def return_large_blocks() -> None:
-    """Tells glibc's `malloc` to give large blocks back to the system when they are freed, for this whole process.
+    """Tells glibc's `malloc` to give large freed blocks back to the system, for this whole process.
 
-    By itself it keeps what is freed up to 32 MiB after the first such block, in as many heaps as eight times the cores:
-    a server whose threads have each met a large body holds all of them for good. Arrow, which brings an allocator that
-    keeps as much again, is told to use `malloc`, unless the environment says otherwise. Other libraries than glibc are
-    left alone.
+    By default, `malloc` keeps freed memory of up to 32 MiB after the first such block, in up to eight heaps per core. A
+    server whose threads have each handled a large body would keep all these heaps permanently. Arrow has its own
+    allocator, which would keep as much again; this function makes Arrow use `malloc`, unless the environment says
+    otherwise. Other C libraries than glibc are not changed.
     """
     try:
         mallopt = ctypes.CDLL(None).mallopt
@@ -248,30 +254,33 @@ class Service:
         self.sampler = sampler
         self.buffers = buffers
         self.areas = areas
-        """Places in object stores from which staged blocks are fetched, by their urls."""
+        """By url: places in object stores from which the server fetches staged blocks."""
         self.lakes = lakes
-        """The places to which history may be sealed: a lake's url as it is shown, and with the options that are not."""
+        """The places to which history may be sealed: by a lake's public url, its url with the secret options."""
         self.sealing = asyncio.Lock()
-        """The lock of sealing, which goes step by step: it takes memory and the disk's time."""
+        """The lock for sealing. The steps run one after the other, because a step takes memory and disk time."""
         self.listeners = 0
-        """Live streams that are open."""
+        """The number of open live streams."""
         self.waiting = 0
-        """Requests that wait for a message."""
+        """The number of requests that wait for a message."""
         self.closing = asyncio.Event()
-        """Set when the server stops, so that streams and long polls end; `stop` sets it."""
+        """Set when the server stops, so that streams and long polls end. `stop` sets it."""
         self.wakers: set[asyncio.Event] = set()
-        """The events that streams wait for; set once more when the server stops."""
+        """The events that streams wait for. The server sets them once more when it stops."""
         self.loop: asyncio.AbstractEventLoop | None = None
         self._checking = CapacityLimiter(CHECKING)
         self.patience = Patience(limits.body_timeout)
-        """With bodies that arrive."""
+        """The time limit for arriving bodies."""
 
     async def check(self, work: Callable[[], T]) -> T:
-        """Does what may run a program's own checks, beside the threads that all other requests share."""
+        """Runs work that may call a program's own checks.
+
+        The threads for it are separate from the threads of all other requests.
+        """
         return await to_thread.run_sync(work, limiter=self._checking)
 
     def stop(self) -> None:
-        """Ends streams and long polls; may be called from any thread."""
+        """Ends streams and long polls. Any thread may call it."""
         if self.loop is None or self.loop.is_closed():
             self.closing.set()
         else:
@@ -289,7 +298,7 @@ Endpoint = Callable[[Request], Awaitable[Response]]
 
 
 def service_of(request: Request, role: Role | None) -> Service:
-    """The service that a request is for, once its sender may do what needs a role; None: anyone may."""
+    """Returns the service that a request is for, after a check of its sender's role. With None every sender passes."""
     service: Service = request.app.state.service
     if service.loop is None:
         service.loop = asyncio.get_running_loop()
@@ -300,12 +309,12 @@ def service_of(request: Request, role: Role | None) -> Service:
 
 
 def awaitable(handler: Handler) -> Callable[..., Awaitable[Any]]:
-    """A handler for an event loop. A plain function runs in a thread: it may wait for the disk."""
+    """Returns a handler for an event loop. A plain function runs in a thread, because it may wait for the disk."""
     return handler if inspect.iscoroutinefunction(handler) else partial(run_in_threadpool, handler)
 
 
 def guarded(role: Role) -> Callable[[Handler], Endpoint]:
-    """Makes a handler an endpoint that needs a role."""
+    """Returns a decorator that makes a handler an endpoint, which needs a role."""
 
     def wrap(handler: Handler) -> Endpoint:
         run = awaitable(handler)
@@ -323,7 +332,7 @@ def guarded(role: Role) -> Callable[[Handler], Endpoint]:
 
 
 def existing_topic(request: Request, service: Service) -> Topic:
-    """The topic a page is about; Refused when nothing was ever appended to it."""
+    """Returns the topic that a page is about. Raises Refused when the topic never had an event."""
     topic = service.journal.topic(request.path_params["topic"])
     if topic.latest == 0 and topic.name not in service.journal.topics():
         raise Refused(404, "UnknownTopic", f"there is no topic {topic.name!r}")
@@ -331,13 +340,16 @@ def existing_topic(request: Request, service: Service) -> Topic:
 
 
 def existing_queue(request: Request, service: Service) -> Queue:
-    """The queue a page is about, which must be there: a mistyped name must not make one."""
+    """Returns the queue that a page is about. The queue must exist: a mistyped name must not create a queue."""
     return service.journal.queue(request.path_params["queue"], create=False)
 
 
 # ── what requests bring ───────────────────────────────────────────────────────────────────────────────────────────────
 async def read_body(request: Request, service: Service) -> bytes:
-    """The request's body; Refused when it is too large or too slow. Its bytes count as held until released."""
+    """Returns the request's body.
+
+    Raises Refused when the body is too large or too slow. Its bytes count as held until they are released.
+    """
     limits = service.limits
     length = request.headers.get("content-length", "")
     if length.isascii() and length.isdigit() and int(length[:19]) > limits.max_body:
@@ -364,7 +376,7 @@ async def read_body(request: Request, service: Service) -> bytes:
 
 
 async def read_form(request: Request, service: Service) -> bytes:
-    """The body of a page's form, which is small and used at once."""
+    """Returns the body of a page's form. The body is small and is used immediately."""
     request.state.held = 0
     try:
         return await read_body(request, service)
@@ -379,7 +391,7 @@ def _too_large(most: int) -> Refused:
 # ── samples of the journal as server-sent events ─────────────────────────────────────────────────────────────────────
 @asynccontextmanager
 async def sampled(service: Service) -> AsyncIterator[asyncio.Event]:
-    """An event that is set at every sample while the block runs."""
+    """Yields an event that is set at every sample while the block runs."""
     loop = asyncio.get_running_loop()
     news = asyncio.Event()
 
@@ -401,9 +413,10 @@ async def sampled(service: Service) -> AsyncIterator[asyncio.Event]:
 async def stream_of(
     service: Service, render: Callable[[Sample], object], beat: bool = False
 ) -> AsyncGenerator[bytes, None]:
-    """Returns the results of `render(sample)` as server-sent events: at once, and after every sample that changes it.
+    """Yields the results of `render(sample)` as server-sent events: at the start, and after every sample that changes
+    the result.
 
-    `beat`: a sample that changes nothing is said too, as an empty object, so that a page knows that it is not old.
+    With `beat`, a sample that changes nothing sends an empty object, so that the page knows that its data is fresh.
     """
     await asyncio.to_thread(service.sampler.start)
     said: bytes | None = None
@@ -426,5 +439,5 @@ async def stream_of(
 
 
 def sse(service: Service, render: Callable[[Sample], object], beat: bool = False) -> Response:
-    """A stream of `render(sample)` as server-sent events, counted among the listeners."""
+    """Returns a stream of `render(sample)` as server-sent events. The stream counts as a listener."""
     return EventStream(service, stream_of(service, render, beat))

@@ -1,4 +1,4 @@
-"""Spark over penstock: a session that starts quietly and fast, topics as tables and streams, folds at scale.
+"""Spark over penstock: a session that starts quietly and fast, topics as tables and streams, and projections at scale.
 
     startup/      `session()` and `stop()`: Java, the JVM, settings, Python workers, scratch space
     source        the data source `penstock`: batches, streams, offsets; `rows`: blocks to record batches, filters

@@ -1,13 +1,13 @@
 """Streams of sealed history: Spark reads the files, and the source `penstock` goes on from where they end.
 
-A checkpoint says through which positions a query has read, and not what has read them. So a query may be started over
-a checkpoint with a `SealedStream`, which gives sealed files to Spark's own Parquet reader, and then over the same
-checkpoint with the source. The checkpoint is the only place that says where one ends and the other begins. A batch
-that was cut off is read again by either: the events between two positions are the same.
+A checkpoint holds the positions through which a query has read, and not its reader. So a query may start over a
+checkpoint with a `SealedStream`, which gives sealed files to Spark's own Parquet reader, and then continue over the
+same checkpoint with the source. Only the checkpoint holds where the first ends and the second begins. Either reads an
+interrupted batch again, because the events between two positions are the same.
 
-A batch keeps the order of positions, for flows that write what they read. Spark's reader puts the largest files first,
-so that every file has a part of its own in the plan. Small files, for which that costs more than it saves, are left to
-the source.
+A batch keeps the order of positions, for flows that write the events they read. Spark's reader puts the largest files
+first, so every file has its own part in the plan. The source reads small files, for which this costs more than it
+saves.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 _streams: WeakValueDictionary[str, SealedStream] = WeakValueDictionary()
-"""By the name under which Spark's plans have them."""
+"""The streams by their names in Spark's plans."""
 _numbers = count(1)
 
 
@@ -46,8 +46,8 @@ def sealed_streams(
 ) -> list[DataFrame] | None:
     """Returns a stream of the sealed files ahead of a query for each of its sources; None when the sources are faster.
 
-    `sources` are the options of the query's sources, which are all in journals. A batch of the query that was planned
-    and not completed is one that the streams give as well. Over Spark Connect only the source can be read.
+    `sources` are the options of the query's sources, which are all in journals. The streams also give a batch of the
+    query that was planned and not completed. Over Spark Connect only the source can be read.
     """
     if getattr(spark, "_jvm", None) is None:
         return None
@@ -86,7 +86,7 @@ class CheckpointProgress(NamedTuple):
 
 
 def checkpoint_progress(spark: SparkSession, checkpoint: str, sources: int) -> CheckpointProgress | None:
-    """Returns the progress of a query; None when the checkpoint says it in another way than Spark 4.0 to 4.3 do."""
+    """Returns the progress of a query; None when the checkpoint has another format than that of Spark 4.0 to 4.3."""
     try:
         offsets = {at: _offsets(text, sources) for at, text in _log(spark, f"{checkpoint}/offsets")}
         newest, complete = (
@@ -102,7 +102,7 @@ def checkpoint_progress(spark: SparkSession, checkpoint: str, sources: int) -> C
 
 
 def _log(spark: SparkSession, folder: str) -> Iterator[tuple[int, str]]:
-    """The entries of one of a checkpoint's logs, by the number of the batch."""
+    """Yields the entries of one of a checkpoint's logs, by the number of the batch."""
     from pyspark.errors import AnalysisException
 
     if "://" not in folder:
@@ -117,7 +117,9 @@ def _log(spark: SparkSession, folder: str) -> Iterator[tuple[int, str]]:
 
 
 def _offsets(text: str, sources: int) -> list[Offsets]:
-    """The offsets of all sources in an entry of the log, which has a version, the query's settings, and a line each."""
+    """Returns the offsets of all sources in an entry of the log, which has a version, the query's settings, and a
+    line each.
+    """
     version, _, *lines = text.splitlines()
     if version != "v1" or len(lines) != sources:
         raise ValueError("offsets of another kind")
@@ -128,7 +130,7 @@ def _offsets(text: str, sources: int) -> list[Offsets]:
 def _stream_of(
     spark: SparkSession, given: Mapping[str, str], done: Offsets | None, planned: Offsets
 ) -> SealedStream | None:
-    """The stream of the sealed files ahead of a source; None when the source has to go on by itself."""
+    """Returns the stream of the sealed files ahead of a source; None when the source must continue by itself."""
     asked = read_options(given)
     if asked.max_bytes is not None or not spark_reads(asked) or (done is None and is_moving(asked)):
         return None
@@ -162,7 +164,7 @@ class SealedStream:
         self.begin: Offsets = {}
         """The position through which each topic has been read when the stream begins."""
         self.files: dict[str, list[SealedFiles]] = {}
-        """The files of each topic that follow on that position without a gap."""
+        """The files of each topic that follow this position without a gap."""
         self._spark = spark
         self._jvm: Any = spark._jvm
         self._asked = asked
@@ -174,7 +176,7 @@ class SealedStream:
         _streams[self._name] = self
 
     def frame(self) -> DataFrame:
-        """The frame of the stream."""
+        """Returns the frame of the stream."""
         from pyspark.java_gateway import ensure_callback_server_started
 
         ensure_callback_server_started(self._spark.sparkContext._gateway)  # type: ignore[no-untyped-call]
@@ -185,7 +187,7 @@ class SealedStream:
         return relations.apply(self, self._spark._jsparkSession)
 
     def run_of(self, topic: str, span: Bounds) -> list[SealedFiles]:
-        """The files that Spark can read and that follow on a position, one on the other."""
+        """Returns the files that Spark can read and that follow a position without a gap."""
         run: list[SealedFiles] = []
         reached, end = span
         most = self._asked.max_offsets
@@ -199,12 +201,12 @@ class SealedStream:
         return run
 
     def end_of(self, topic: str) -> int:
-        """The position through which a topic's files go."""
+        """Returns the position through which a topic's files go."""
         files = self.files.get(topic)
         return files[-1].last if files else self.begin.get(topic, 0)
 
     def _next_end(self, start: Offsets) -> Offsets:
-        """The end of the batch that begins at some offsets: as many whole files as a batch may have."""
+        """Returns the end of the batch that begins at some offsets: as many whole files as a batch may have."""
         if len(self.files) > 1:
             return {**start, **{name: max(start[name], self.end_of(name)) for name in self.files}}
         [(name, files)] = self.files.items()
@@ -259,7 +261,7 @@ class SealedStream:
         return frames[0]._jdf
 
     def _events(self, topic: str, one: SealedFiles, span: Bounds) -> DataFrame:
-        """The events of a segment, in their order."""
+        """Returns the events of a segment, in their order."""
         frame = read_files(self._spark, {topic: [one]}, {topic: span}, self._asked, self._schema, stream=True)
         return frame if len(one.paths) == 1 else frame.coalesce(1).sortWithinPartitions("seq")
 
@@ -277,16 +279,16 @@ class SealedStream:
         return self._jvm.org.apache.spark.sql.connector.read.streaming.ReadLimit.allAvailable()
 
     def prepareForTriggerAvailableNow(self) -> None:
-        """The files are known already."""
+        """Does nothing, because the files are known already."""
 
     def reportLatestOffset(self) -> Any:
         return self._encoded({name: self.end_of(name) for name in self.files})
 
     def commit(self, end: Any) -> None:
-        """`latestOffset` knows what is complete."""
+        """Does nothing, because `latestOffset` knows the complete batches."""
 
     def stop(self) -> None:
-        """Nothing to let go of."""
+        """Does nothing, because there is nothing to release."""
 
     def toString(self) -> str:
         return self._name

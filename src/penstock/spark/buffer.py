@@ -1,13 +1,13 @@
 """The data source `penstock-buffer`: a buffer's batches as a table and a stream, and as a place to write to.
 
-An offset is a sequence for each manifest: the first one that has not been read. The query takes the manifest's epoch
-when it plans its first batch, and with it the right to remove entries; another query or consumer that takes it later
-stops this one. Spark calls `commit` with the end of a batch when the *next* batch is in its offset log: from then on
-nothing can ask for those entries again, not even a query whose newest commit-log entry was lost, and they are removed.
+An offset is a sequence for each manifest: the first unread sequence. The query takes the manifest's epoch when it plans
+its first batch, and with it the right to remove entries; a query or consumer that takes the epoch later stops this
+query. Spark calls `commit` with the end of a batch when the *next* batch is in its offset log. From then on no query
+can request these entries again, not even a query whose newest commit-log entry was lost, and the entries are removed.
 
-Tasks that write upload objects, and the commit appends them to the manifest at once; what was uploaded in vain is
-deleted by the consumer's collector. Options that are not ours are the store's, passed on unread: they may be secrets,
-and appear in no message and in no name.
+Writing tasks upload objects, and the commit appends all of them to the manifest at once; the consumer's collector
+deletes objects that were uploaded in vain. Unknown options belong to the store and are passed on unread: they may be
+secrets, and appear in no message and in no name.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class BufferOptions(msgspec.Struct, frozen=True):
     """The names of our own options that were given, in lower case."""
 
     def open(self) -> ObjectStore:
-        """The store, kept open by this process for the next task."""
+        """Opens the store, which this process keeps open for the next task."""
         return _opened(os.getpid(), self.url, self.store)
 
     def __repr__(self) -> str:
@@ -108,7 +108,7 @@ class BufferWriteOptions(BufferOptions, frozen=True, kw_only=True):
 
 
 def resolved(options: Mapping[str, str]) -> dict[str, str]:
-    """Options with names in lower case and the url in its place; ConfigError when there is none that Spark can use."""
+    """Returns options with lower-case names and a resolved url; raises ConfigError without a url that Spark can use."""
     given, url = named_url(options, "buffer")
     if not url:
         raise ConfigError('no buffer is named: set option("url", "s3://bucket/prefix") or "file:///dir"')
@@ -121,7 +121,7 @@ def resolved(options: Mapping[str, str]) -> dict[str, str]:
 
 
 def read_options(options: Mapping[str, str]) -> BufferReadOptions:
-    """Checks the resolved options of a read; ConfigError says which one cannot be used and why."""
+    """Checks the resolved options of a read; a ConfigError names an invalid option and the reason."""
     where, given = _where(options, "penstock-buffer read")
     interval = _seconds(given, "gcInterval", 300)
     found = BufferReadOptions(
@@ -138,7 +138,7 @@ def read_options(options: Mapping[str, str]) -> BufferReadOptions:
 
 
 def write_options(options: Mapping[str, str]) -> BufferWriteOptions:
-    """Checks the resolved options of a write; ConfigError says which one cannot be used and why."""
+    """Checks the resolved options of a write; a ConfigError names an invalid option and the reason."""
     where, given = _where(options, "penstock-buffer write")
     app, version = written_once(given)
     flush = number(given, "flushBytes") or _FLUSH_BYTES
@@ -156,7 +156,9 @@ def write_options(options: Mapping[str, str]) -> BufferWriteOptions:
 
 
 def _where(options: Mapping[str, str], what: str) -> tuple[dict[str, Any], dict[str, str]]:
-    """The options that say which buffer it is, as arguments, and those that are ours; `what`: as for `check_known`."""
+    """Returns the options that say which buffer it is, as arguments, and those that are ours; `what`: as for
+    `check_known`.
+    """
     given = {name: value for name, value in options.items() if name in _OWN}
     rest = {name: value for name, value in options.items() if name not in _OWN and name not in SPARK_OPTIONS}
     scheme = given["url"].partition("://")[0]
@@ -205,10 +207,10 @@ _SCHEMA = pa.schema(
     ]
 )
 _AHEAD = 3
-"""Objects a task fetches ahead."""
+"""The objects that a task fetches ahead."""
 _ROWS = 65_536
 _PARTITIONS = 32
-"""Up to so many tasks there is one per object, unless minPartitions asks for more."""
+"""The number of tasks up to which each object has its own task, unless minPartitions asks for more."""
 
 
 class ManifestRange(InputPartition):
@@ -224,7 +226,7 @@ class ManifestRange(InputPartition):
 
 
 def cut(found: Sequence[tuple[str, Sequence[Descriptor]]], options: BufferReadOptions) -> list[ManifestRange]:
-    """Entries by manifest as runs for tasks: an object each, or more where there are many."""
+    """Returns entries by manifest as runs for tasks: one object for each task, or several for many objects."""
     total = sum(len(entries) for _, entries in found)
     tasks = min(total, max(_PARTITIONS, options.min_partitions or 0))
     runs: list[ManifestRange] = []
@@ -242,7 +244,7 @@ class BufferLayout(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, wanted: StructType) -> BufferLayout:
-        """The layout of a schema; ConfigError when it asks for what there is not."""
+        """Returns the layout of a schema; raises ConfigError for unknown columns."""
         schema = arrow_schema_of(wanted)
         for one in schema:
             if one.name not in _SCHEMA.names:
@@ -255,7 +257,7 @@ class BufferLayout(msgspec.Struct, frozen=True):
         return cls(schema)
 
     def batches(self, descriptor: Descriptor, entries: pa.BinaryArray) -> Iterator[pa.RecordBatch]:
-        """The rows of one object, in pieces."""
+        """Yields the rows of one object, in pieces."""
         columns = [self._column(one.name, descriptor, entries) for one in self.schema]
         whole = pa.RecordBatch.from_arrays(columns, schema=self.schema)
         for start in range(0, whole.num_rows, _ROWS):
@@ -290,7 +292,7 @@ def _runs(metadata: Sequence[Metadata], count: int) -> tuple[int, list[int]]:
 
 
 def read_run(run: ManifestRange, options: BufferReadOptions, layout: BufferLayout) -> Iterator[pa.RecordBatch]:
-    """Fetches a task's objects and gives their rows, in order."""
+    """Fetches a task's objects and yields their rows, in order."""
     fetcher = Fetcher(options.open(), run.manifest, options.max_batch_bytes)
     waiting = deque(run.entries)
     coming: deque[tuple[Descriptor, Future[pa.BinaryArray]]] = deque()
@@ -339,7 +341,7 @@ class BufferSource(DataSource):
 
 @in_sentences
 class BufferBatchReader(DataSourceReader):
-    """Looks at what is in the manifest when the query is planned; owns nothing and acknowledges nothing."""
+    """A batch reader, which reads the manifest when the query is planned; it owns nothing and acknowledges nothing."""
 
     def __init__(self, options: BufferReadOptions, schema: StructType) -> None:
         for name in ("startingOffsets", "maxOffsetsPerTrigger", "gcInterval"):
@@ -360,12 +362,12 @@ class BufferBatchReader(DataSourceReader):
 
 
 _POLL = 0.1
-"""Seconds between looks at a manifest in which nothing was new; Spark itself would ask a hundred times a second."""
+"""The seconds between two reads of an unchanged manifest; Spark itself would ask a hundred times a second."""
 
 
 @in_sentences
 class BufferStreamReader(LimitedReader):
-    """Reads a buffer batch after batch, as its one consumer."""
+    """A stream reader, which reads a buffer batch after batch, as its only consumer."""
 
     def __init__(self, options: BufferReadOptions, schema: StructType) -> None:
         check_batch_limits(options.given, ("maxOffsetsPerTrigger",))
@@ -386,8 +388,8 @@ class BufferStreamReader(LimitedReader):
             self._refresh()
             latest = self.options.start == "latest"
             self._initial = {path: _end(seen) if latest else _begin(seen) for path, seen in self._seen.items()}
-            # "latest" would be another place if it were asked for again after a crash: the first batch is left empty,
-            # so that the checkpoint holds the place before anything depends on it.
+            # "latest" would be another place after a crash, so the first batch is left empty: the checkpoint then holds
+            # the place before anything depends on it.
             self._anchored = not latest
         return dict(self._initial)
 
@@ -414,7 +416,9 @@ class BufferStreamReader(LimitedReader):
         self._target = self._ends()
 
     def _wait_if_idle(self) -> None:
-        """Waits rather than answer from memory: who produced before asking Spark must find it in the answer."""
+        """Waits instead of answering from memory: a program that produced before asking Spark must find its entries
+        in the answer.
+        """
         if self._idle_since is not None and not self.options.url.startswith("file:"):
             sleep(max(0.0, self._idle_since + _POLL - monotonic()))
 
@@ -504,7 +508,7 @@ class BufferStreamReader(LimitedReader):
                     consumer.ack_through(last)
 
     def stop(self) -> None:
-        """Ends the collectors; whatever was not acknowledged comes again."""
+        """Ends the collectors; unacknowledged entries are delivered again."""
         for consumer in self._consumers.values():
             with suppress(PenstockError):
                 consumer.close()
@@ -522,9 +526,11 @@ def _end(manifest: Manifest) -> int:
 _COLUMNS = ("entry", "metadata", "key")
 _BYTES = (pa.binary(), pa.string())
 _UPLOADS = 2
-"""Objects a task uploads while it makes the next one."""
+"""The objects that a task uploads while it makes the next object."""
 _RANGES = 10_000
-"""Runs of equal metadata in one object: each of them stands in the manifest, which every write carries whole."""
+"""The most runs of equal metadata in one object: the manifest holds each run, and every write carries the whole
+manifest.
+"""
 
 
 @dataclass
@@ -572,7 +578,7 @@ class BufferTarget:
         return written
 
     def sweep(self, job: str, through: int | None = None) -> None:
-        """Nothing to do: a commit whose answer was lost ends here too, and what was not published is collected."""
+        """Does nothing: a commit whose answer was lost ends here too, and what was not published is collected."""
 
     def _publisher(self, shard: int) -> Publisher:
         options = self.options
@@ -601,7 +607,7 @@ def _check_columns(schema: pa.Schema, shards: int) -> None:
 
 
 def _gathered(batches: Iterator[pa.RecordBatch], shards: int, flush_bytes: int) -> Iterator[tuple[int, pa.RecordBatch]]:
-    """Rows by shard, as record batches each of which makes an object."""
+    """Yields rows by shard, as record batches that each make an object."""
     held: list[list[pa.RecordBatch]] = [[] for _ in range(shards)]
     sizes = [0] * shards
     for batch in batches:
@@ -619,7 +625,7 @@ def _gathered(batches: Iterator[pa.RecordBatch], shards: int, flush_bytes: int) 
 
 
 def _narrowed(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """The batch with bytes for entries and metadata, and no null among the entries."""
+    """Returns the batch with bytes for entries and metadata, and without null entries."""
     if batch.column("entry").null_count:
         raise ConfigError("a row has no entry (it is null): filter such rows out, or write something for them")
     columns = {name: batch.column(name).cast(pa.binary()) for name in batch.schema.names}
@@ -641,13 +647,13 @@ def _by_shard(batch: pa.RecordBatch, shards: int) -> Iterator[tuple[int, pa.Reco
 
 
 def _size(rows: pa.RecordBatch) -> int:
-    """Bytes of a block with these entries."""
+    """Returns bytes of a block with these entries."""
     entries = rows.column("entry")
     return int(pc.sum(pc.binary_length(entries)).as_py() or 0) + 4 * len(entries)
 
 
 def _pieces(rows: pa.RecordBatch, most: int) -> Iterator[pa.RecordBatch]:
-    """The rows, cut where they would make an object that is too large."""
+    """Yields the rows, cut where they would make an object that is too large."""
     if _size(rows) <= most:
         yield rows
     elif rows.num_rows == 1:

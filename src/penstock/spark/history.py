@@ -1,8 +1,8 @@
-"""`read_topic`: a topic as one frame, its sealed files by Spark's own Parquet reader and the rest by the source.
+"""`read_topic`: a topic as one frame. Spark's own Parquet reader reads its sealed files, and the source reads the rest.
 
-Which events the frame has is decided once, by positions: those between where the topics begin and end when it is made.
-A sealed file is another place for some of these events, and never changes which they are. So a file is read by Spark
-only where it gives the rows that the source would give; the source reads everything else. That is
+The events of the frame are fixed by positions: from the beginning to the end of each topic when the frame is made. A
+sealed file is another place for some of these events, and never changes the set of events. So Spark reads a file only
+where it gives the rows that the source would give; the source reads everything else:
 
 - what is not sealed, or lies where Spark has no file system for it;
 - with `payloadSchema`, files without typed columns of the same types, or with a payload that does not fit its columns;
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 OptionValue = str | int | bool
 _VERIFY = "parquet.page.verify-checksum.enabled"
-"""Spark's Parquet reader compares the checksums of pages when this is set, and else none."""
+"""The setting with which Spark's Parquet reader compares the checksums of pages."""
 _HADOOP_SCHEMES = {"file": "", "s3": "s3a", "gs": "gs", "gcs": "gs", "abfs": "abfs", "abfss": "abfss", "hdfs": "hdfs"}
 """Arrow's names for places, and Hadoop's."""
 _SETTINGS = {"endpoint": "endpoint", "access key": "access.key"}
@@ -48,22 +48,22 @@ _RANGES = {
     *("topic", "topics", "topicpattern", "queue", "startingoffsets", "endingoffsets"),
     *("startingtimestamp", "endingtimestamp"),
 }
-"""Options that say which events are read. The source is told it by positions."""
+"""The options that choose events; the source gets positions instead."""
 _MOST_RUNS = 4
-"""Stretches of a topic that Spark reads: between each two of them the source has a part of its own to plan."""
+"""The most stretches of a topic that Spark reads: between two stretches, the source has a part of its own to plan."""
 
 
 def read_topic(
     spark: SparkSession, journal: Journal | str, topic: str | None = None, **options: OptionValue
 ) -> DataFrame:
-    """Returns a topic as it is now, with the rows and columns that the source `penstock` gives for the same options.
+    """Returns a topic in its current state, with the rows and columns of the source `penstock` for the same options.
 
-    Spark reads sealed history from its Parquet files, of which it takes only the columns and row groups that a query
-    needs. Give `payloadSchema`, and the files' typed columns are used. What is not sealed comes through the source.
-    `options` are those of the source, in its spelling; `topics`, `topicPattern` or `queue` may stand for `topic`.
+    Spark reads sealed history from its Parquet files, and only the columns and row groups that a query needs. With
+    `payloadSchema`, it uses the files' typed columns. The source reads events that are not sealed. `options` are the
+    options of the source, in its spelling; `topics`, `topicPattern` or `queue` may replace `topic`.
 
-    The frame has the events that are there when it is made, also while sealing goes on. It fails when it is used after
-    its topic was dropped, unless all of its events are sealed.
+    The frame has the events that exist when it is made, also while sealing continues. It fails after its topic was
+    dropped, unless all of its events are sealed.
     """
     location = location_of_journal(journal, "a frame of a topic")
     given = _resolved(location, topic, options)
@@ -107,7 +107,7 @@ def read_topic(
 
 
 def _resolved(location: JournalLocation, topic: str | None, options: Mapping[str, OptionValue]) -> dict[str, str]:
-    """The source's options as it knows them itself."""
+    """Returns the source's options as it knows them itself."""
     named = {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in options.items()}
     if {"url", "path"} & {name.lower() for name in named}:
         raise ConfigError("the journal is named twice: it is the argument before the topic, and no option here")
@@ -128,18 +128,18 @@ def parsed(ddl: str) -> StructType:
 
 # ── which files Spark reads ──────────────────────────────────────────────────────────────────────────────────────────
 def spark_reads(asked: ReadOptions) -> bool:
-    """Returns True if sealed files can give what is asked for."""
+    """Returns True if sealed files can answer a read."""
     by_index = asked.where is not None or asked.keys is not None or bool(asked.tags)
     return not by_index and asked.kinds != frozenset() and asked.payload != "variant"
 
 
 def fits(files: SealedFiles, typed: Mapping[str, str] | None) -> bool:
-    """Returns True if files have typed columns of some names and types, or none are asked for."""
+    """Returns True if files have the requested typed columns."""
     return typed is None or typed.items() <= files.columns.items()
 
 
 def _largest_runs(found: Sequence[SealedFiles]) -> list[SealedFiles]:
-    """The files of the stretches that hold most events."""
+    """Returns the files of the stretches with the most events."""
     runs: list[list[SealedFiles]] = []
     for one in found:
         if runs and runs[-1][-1].last + 1 == one.first:
@@ -163,7 +163,7 @@ class Lakes:
     def hold(self, files: SealedFiles) -> bool:
         """Returns True if tasks can read some files. The pip package of Spark brings a file system for folders only."""
         if files.scheme == "file":
-            # The folder of a served journal is the server's: it may be another machine's.
+            # The folder of a served journal belongs to the server and may be on another machine.
             return not self._served or (self._is_here() and all(Path(path).exists() for path in files.paths))
         key = files.scheme, files.paths[0].partition("/")[0], tuple(files.settings)
         if key not in self._known:
@@ -176,8 +176,8 @@ class Lakes:
     def _has_file_system(self, scheme: str, bucket: str, settings: Iterable[str]) -> bool:
         """Returns True if Spark has a file system for a scheme, with settings of its own where the lake's url has them.
 
-        Spark's file system takes no endpoint and no credentials from a url: without its own it would look in another
-        place, or be turned away.
+        Spark's file system takes no endpoint and no credentials from a url: without settings of its own it would look
+        in another place, or be refused.
         """
         if scheme not in _HADOOP_SCHEMES or self._context is None or self._jvm is None:
             return False
@@ -217,7 +217,7 @@ def _gaps(topic: str, span: Bounds, files: Sequence[SealedFiles]) -> list[_Part]
 
 
 def _from_oldest(source: SourceJournal, parts: list[_Part], spans: Mapping[str, Bounds]) -> list[_Part]:
-    """The parts of a topic, from its oldest event on where events expire.
+    """Returns the parts of a topic, from its oldest event on where events expire.
 
     Some may expire before the source plans its read, which would miss them if it was told a position.
     """
@@ -227,7 +227,7 @@ def _from_oldest(source: SourceJournal, parts: list[_Part], spans: Mapping[str, 
 
 
 def _read_source(spark: SparkSession, given: Mapping[str, str], parts: Mapping[str, _Part]) -> DataFrame:
-    """The source's frame of a part of each topic."""
+    """Returns the source's frame of a part of each topic."""
     kept = {name: value for name, value in given.items() if name not in _RANGES}
     starts = {name: "earliest" if part.after is None else part.after for name, part in parts.items()}
     ends = {name: part.through for name, part in parts.items()}
@@ -250,7 +250,9 @@ def read_files(
     *,
     stream: bool = False,
 ) -> DataFrame:
-    """Spark's own frame of sealed files, with the source's columns: all say positions, or none does.
+    """Returns Spark's own frame of sealed files, with the source's columns.
+
+    Either all files hold positions, or none does.
 
     `stream`: the frame is the batch of a stream.
     """
@@ -283,7 +285,7 @@ def read_files(
 
 
 def _batch_of_stream(spark: SparkSession, files: DataFrame) -> DataFrame:
-    """The frame of some files as Spark wants the batches of a stream, with a mark at the leaf of its plan."""
+    """Returns the frame of some files as Spark wants the batches of a stream, with a mark at the leaf of its plan."""
     relations = scala_object(spark, "org.apache.spark.sql.execution.datasources.LogicalRelation")
     return frame_of_plan(spark, relations.apply(files._jdf.queryExecution().analyzed().relation(), True))
 
@@ -310,7 +312,7 @@ def _outside(files: Sequence[SealedFiles], span: Bounds) -> Iterator[tuple[bool,
 
 
 def _column(name: str, asked: ReadOptions, *, binary: bool) -> Column:
-    """A column of the source, made of those in the files; `binary`: some payloads are bytes."""
+    """Returns a column of the source, made of those in the files; `binary`: some payloads are bytes."""
     from pyspark.sql import functions as F
 
     text, raw = F.col("payload"), F.col("payload_bytes")

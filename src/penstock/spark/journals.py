@@ -1,12 +1,12 @@
-"""Journals as Spark's processes open and ask them: planners, tasks and commits each in a process of their own.
+"""Journals in Spark's processes: planners, tasks and commits each run in a process of their own.
 
-A worker process is used for many tasks and commits, so that it keeps journals open: for reading, and for writing where
-that keeps no other process from it. Processes are forked from one another and engines refuse to be used by a child,
-hence the process id in the key. A process that Spark ends, or that is killed, leaves nothing behind: a journal that is
-open holds nothing between two commits.
+A worker process runs many tasks and commits, so it keeps journals open: for reading, and for writing where this
+excludes no other process. Processes are forked from one another, and engines refuse use by a child, so the key has the
+process id. A process that Spark ends, or that is killed, leaves nothing behind, because an open journal holds nothing
+between two commits.
 
-What is planned in one process is done in another, perhaps on another machine. So the journal's id travels with every
-share of the work, and a process that finds another journal under the same name refuses.
+Work that is planned in one process runs in another process, perhaps on another machine. So every share of the work has
+the journal's id, and a process that finds another journal under the same name refuses.
 
 Planning asks a few small questions, operations that a store here and a server answer alike; tasks fetch blocks and
 decode them where they run.
@@ -72,24 +72,25 @@ from penstock.spark.options import JournalLocation, ReadOptions, is_served
 from penstock.spark.startup.settings import MASTER_VARIABLE
 
 _KEPT = 16
-"""Journals a process keeps open, for reading or for writing."""
+"""The journals that a process keeps open, for reading or for writing."""
 TURN_SECONDS = 20.0
-"""The time that a commit waits until another commit lets go of a journal in an object store: longer than opening takes.
+"""The time that a commit waits until another commit releases a journal in an object store: longer than opening
+takes.
 """
 _TURN_PAUSE = 0.1
 
 
 PATIENCE = 60.0
-"""Seconds for which a server, or a store, that was there is waited for when it is not."""
+"""The seconds to wait for a known server or store that does not answer."""
 _PAUSES = (0.05, 0.1, 0.25, 0.5, 1.0)
 
 T = TypeVar("T")
 
 
 def patiently(ask: Callable[[], T], patience: float | None = None) -> T:
-    """Returns the result of `ask`; asked again while the server does not answer, or has no room.
+    """Returns the result of `ask`; repeats the call while the server does not answer, or has no room.
 
-    `ask` is called again also when it may have been done, so a repeat of it must be harmless.
+    `ask` is also repeated when it may have succeeded, so a repetition must be harmless.
     """
     deadline = time.monotonic() + (PATIENCE if patience is None else patience)
     tries = 0
@@ -104,7 +105,7 @@ def patiently(ask: Callable[[], T], patience: float | None = None) -> T:
 
 
 def passes(error: StorageError | Backpressure) -> bool:
-    """Returns True if what failed may succeed later, where a repeat is harmless."""
+    """Returns True if a failed call may succeed later."""
     return isinstance(error, Backpressure | OutcomeUnknown) or error.retryable
 
 
@@ -118,10 +119,10 @@ _kept: dict[tuple[int, str, bool], _OpenJournal] = {}
 
 
 def reading(url: str, id: str | None = None, *, newest: bool = False) -> LocalJournal:
-    """The journal, open for reading; it stays open for the next task of this process.
+    """Returns the journal, open for reading; it stays open for the next task of this process.
 
-    `id` is the journal's own, where the work was planned; ConfigError when the one found here is another. Then, or when
-    `newest` is wanted, everything is seen that was committed before: a kept reader of a bucket may be a moment behind.
+    `id` is the id of the journal of the plan; another journal raises ConfigError. With `id`, or with `newest`, the
+    reader sees every earlier commit; a kept reader of a bucket may otherwise be a moment behind.
     """
     journal = _opened(url)
     if id is not None or newest:
@@ -155,24 +156,27 @@ def _opened(url: str, *, write: bool = False) -> LocalJournal:
 
 
 def release_journals() -> None:
-    """Closes what this process keeps open. One that Spark ends, or a kill, needs it not: no commit is under way."""
+    """Closes the journals that this process keeps open.
+
+    A process that Spark ends, or that is killed, need not call it, because no commit is under way.
+    """
     own = [slot for slot in _kept if slot[0] == os.getpid()]
     for slot in own:
         _kept.pop(slot).journal.close()
 
 
 def _options(url: str) -> ObjectOptions | None:
-    """In an object store a task's tables are kept for it by a checkpoint, however long compaction has replaced them."""
+    """Returns the options for an object store, in which a checkpoint keeps a task's tables even after compaction."""
     return ObjectOptions(hold=SPARK_HOLD_SECONDS) if parse_url(url).in_object_store else None
 
 
 @contextmanager
 def writing(url: str, id: str | None = None, gates: Sequence[str] = ()) -> Iterator[LocalJournal]:
-    """The journal, open for one change. `id`: as for `reading`. `gates`: the names of those that see what is written.
+    """Opens the journal for one change. `id` is as in `reading`; `gates` names the gates that see the rows.
 
-    SQLite alone lets other processes write meanwhile, and stays open for the next change, unless this one has gates,
-    which are its own. Where no other process has the file open, letting go of it would make SQLite put its log away,
-    which costs more than the change itself.
+    Only a SQLite journal stays open for the next change, because other processes can still write it; a change with
+    gates has its own journal object. When no other process has the file open, closing it would make SQLite checkpoint
+    its log, which costs more than the change itself.
     """
     if parse_url(url)[0] == "sqlite" and not gates:
         journal = _opened(url, write=True)
@@ -186,7 +190,9 @@ def writing(url: str, id: str | None = None, gates: Sequence[str] = ()) -> Itera
 
 
 def _opened_to_write(url: str) -> LocalJournal:
-    """Waits for its turn in an object store, which commits of other queries, or of a killed driver, hold shortly."""
+    """Opens a journal to write; waits for its turn in an object store, which commits of other queries, or of a
+    killed driver, hold for a short time.
+    """
     deadline = time.monotonic() + TURN_SECONDS
     while True:
         try:
@@ -202,7 +208,7 @@ def _opened_to_write(url: str) -> LocalJournal:
 
 
 def journal_id(url: str) -> str | None:
-    """The id of the journal at a url; None when there is none yet."""
+    """Returns the id of the journal at a url; None when there is none yet."""
     where = parse_url(url)
     if not where.in_bucket and not os.path.exists(where.path):  # noqa: PTH110
         return None
@@ -213,9 +219,9 @@ def journal_id(url: str) -> str | None:
 
 
 def check_reach(url: str, master: str | None = None) -> None:
-    """ConfigError when Spark's tasks run on other machines than the one whose file a journal is.
+    """Raises ConfigError when Spark's tasks run on other machines and the journal is a file of this machine.
 
-    `master` is Spark's; without it, what `session()` told the processes that it started.
+    `master` is Spark's master; by default the master that `session()` passed to its processes.
     """
     if is_served(url):
         return
@@ -240,7 +246,7 @@ def _check_same(journal: LocalJournal, url: str, id: str | None) -> None:
 
 
 def check_same(location: JournalLocation, found: str, id: str | None) -> None:
-    """ConfigError when a server's journal is another than the one that work was planned for."""
+    """Raises ConfigError when a server's journal differs from the journal of the plan."""
     if id is not None and found != id:
         raise ConfigError(
             f"there is another journal at {location.url} than where this query was planned: it was replaced, or "
@@ -249,8 +255,9 @@ def check_same(location: JournalLocation, found: str, id: str | None) -> None:
 
 
 def _identity(journal: LocalJournal) -> tuple[int, int] | None:
-    """Returns the identity of this file: a store that was deleted and made again has the same url and is
-    another one."""
+    """Returns the identity of a journal's file: a store that was deleted and made again has the same url but another
+    identity.
+    """
     location = journal.backend.engine.location
     try:
         found = os.stat(location or "")  # noqa: PTH116
@@ -260,43 +267,44 @@ def _identity(journal: LocalJournal) -> tuple[int, int] | None:
 
 
 _CHUNK_BYTES = 8 << 20
-"""The bytes that a task reads from one snapshot: a slow query must not hold one, and with it the store's log, for long.
+"""The bytes that a task reads from one snapshot: a slow query must not hold a snapshot, and with it the store's log,
+for long.
 """
 _BEHIND_SECONDS, _BEHIND_PAUSE = 5.0, 0.05
-"""For how long a reader that is behind the plan is waited for: much longer than it pauses between two looks."""
+"""The seconds to wait for a reader that is behind the plan, which is much longer than its pause between two looks."""
 
 
 _MOST_NAMED = 100
-"""Topics named in one request; of more, all ends are asked for."""
+"""The most topics in one request; for more topics, all ends are requested."""
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class SourceJournal(ABC):
     """A journal that Spark reads: planning asks for a few numbers, tasks fetch blocks.
 
-    What only grows may have grown between two questions.
+    Numbers that only grow may have grown between two requests.
     """
 
     def __init__(self, location: JournalLocation, id: str) -> None:
         self.location = location
         self.id = id
-        """The journal's own."""
+        """The id of the journal."""
 
     @abstractmethod
     def ask(self, operation: Operation[T], *names: str, request: object = None) -> T:
-        """An operation's answer; `names` are those in its path."""
+        """Returns the answer of an operation; `names` are the names in its path."""
 
     def changes(self) -> int | None:
-        """Another number when anything has changed; None when asking costs as much as looking."""
+        """Returns a number that changes with every commit; None when asking costs as much as looking."""
         return None
 
     def matching(self, patterns: tuple[str, ...]) -> list[str]:
-        """The topics that names and patterns stand for, as for `journal.read`."""
+        """Returns the topics that match names and patterns, as in `journal.read`."""
         asked = AcrossRequest(topics=list(patterns), limit=0)  # the ends alone, no event is looked at
         return sorted(self.ask(READ_ACROSS, request=asked).ends)
 
     def ends(self, names: Sequence[str]) -> dict[str, TopicEnds]:
-        """Returns the first and the last positions of topics; those that are not there are left out."""
+        """Returns the first and the last positions of topics; missing topics are left out."""
         if not names:
             return {}
         found = self.ask(READ_ENDS, request=TopicsQuery(list(names) if len(names) <= _MOST_NAMED else []))
@@ -304,17 +312,17 @@ class SourceJournal(ABC):
         return {name: found.ends[name] for name in names if name in found.ends}
 
     def position_before(self, topic: str, ms: int) -> int:
-        """The last position recorded before a time; 0 for none."""
+        """Returns the last position recorded before a time; 0 for none."""
         return self.ask(FIND_POSITION, topic, request=PositionQuery((_EPOCH + timedelta(milliseconds=ms)).isoformat()))
 
     def sizes(self, ranges: Iterable[tuple[str, Bounds]]) -> list[int]:
-        """About how many bytes ranges of topics have; 0 for a topic that was dropped."""
+        """Returns about how many bytes ranges of topics have; 0 for a dropped topic."""
         asked = [RangeRequest(topic, *span) for topic, span in ranges]
         parts = (asked[at : at + MOST_RANGES] for at in range(0, len(asked), MOST_RANGES))
         return [size for part in parts for size in self.ask(READ_SIZES, request=part)]
 
     def cuts(self, topic: str, span: Bounds, pieces: int, *, exactly: bool) -> list[int]:
-        """The bounds of so many pieces of a range, of about equal size, or exactly so many."""
+        """Returns the bounds of so many pieces of a range, of about equal size, or exactly so many."""
         return self._ask_of(READ_CUTS, topic, CutsQuery(*span, pieces, exactly), list(span))
 
     def spans(self, topic: str, span: Bounds, wanted: Wanted) -> SpansDocument:
@@ -322,25 +330,27 @@ class SourceJournal(ABC):
         return self._ask_of(READ_SPANS, topic, SpansRequest(wanted, span[1], span[0]), SpansDocument([span]))
 
     def sealed(self, topic: str, span: Bounds, *, columns: bool) -> list[SealedFiles]:
-        """The Parquet files in which sealed events of a range lie; `columns`: with their typed columns."""
+        """Returns the Parquet files with sealed events of a range; `columns` includes their typed columns."""
         return self._ask_of(LIST_SEALED, topic, SealedQuery(*span, columns), [])
 
     def expires(self, topic: str) -> bool:
-        """Returns True if a topic's events go by themselves after some time."""
+        """Returns True if a topic's events expire."""
         try:
             return self.ask(READ_TOPIC, topic).settings.max_age is not None
         except UnknownTopic:
             return False
 
     def _ask_of(self, operation: Operation[T], topic: str, request: object, otherwise: T) -> T:
-        """An answer about a topic that was there; of one that was dropped since nothing is known: its tasks say so."""
+        """Returns an answer about a topic; `otherwise` for a topic that was dropped meanwhile, which its tasks
+        report.
+        """
         try:
             return self.ask(operation, topic, request=request)
         except UnknownTopic:
             return otherwise
 
     def correlations(self, ids: Sequence[str]) -> dict[str, str | None]:
-        """By event id, its correlation id; ids that no event has are left out."""
+        """Returns the correlation id by event id; unknown event ids are left out."""
         found: dict[str, str | None] = {}
         for at in range(0, len(ids), MOST_IDS):
             found.update(self.ask(FIND_CORRELATIONS, request=list(ids[at : at + MOST_IDS])))
@@ -348,19 +358,19 @@ class SourceJournal(ABC):
 
     @abstractmethod
     def blocks(self, topic: str, after: int, through: int, *, strict: bool) -> Iterator[list[Block]]:
-        """The blocks with events in after < position ≤ through, some at a time.
+        """Returns the blocks with events in after < position ≤ through, some at a time.
 
-        `strict`: PositionTrimmed when some of the events were removed, or the topic was dropped; else what is left
-        comes.
+        With `strict`, raises PositionTrimmed when events were removed, or the topic was dropped; otherwise yields the
+        remaining events.
         """
 
     @abstractmethod
     def follow(self, consumer: str, reached: Mapping[str, int], *, back: bool) -> None:
-        """Moves a consumer's cursors, as far as the topics go; one of a topic that is not there stays."""
+        """Moves a consumer's cursors, up to the ends of the topics; the cursor of a missing topic stays."""
 
 
 def dropped(topic: str, after: int, through: int) -> PositionTrimmed:
-    """Returns the error of a query whose topic is gone: no events are left out without a word."""
+    """Returns the error of a query whose topic is gone; no events are left out silently."""
     return PositionTrimmed(
         f"topic {topic!r} was dropped before this query had read its events {after + 1} to {through}. Set "
         "failOnDataLoss=false to go on without them",
@@ -369,7 +379,7 @@ def dropped(topic: str, after: int, through: int) -> PositionTrimmed:
 
 
 def check_kept(topic: str, after: int, through: int, trimmed: int) -> None:
-    """PositionTrimmed when events of a range were removed."""
+    """Raises PositionTrimmed when events of a range were removed."""
     if after < min(trimmed, through):
         raise PositionTrimmed(
             f"events {after + 1} to {min(trimmed, through)} of topic {topic!r} were removed before this query read "
@@ -380,10 +390,10 @@ def check_kept(topic: str, after: int, through: int, trimmed: int) -> None:
 
 
 def open_source(location: JournalLocation, id: str | None = None, *, newest: bool = False) -> SourceJournal:
-    """The journal that a place names. `id` is its own where the work was planned; ConfigError when it is another.
+    """Opens the journal of a location. `id` is the id of the journal of the plan; another journal raises ConfigError.
 
-    `newest`: everything that was committed before is seen. This process's reader of a bucket may be a moment behind
-    others, and planning with it takes offsets of theirs: those in a checkpoint, or of events that were just appended.
+    With `newest`, every earlier commit is visible. This process's reader of a bucket may otherwise be a moment behind,
+    while planning uses offsets of other readers: offsets in a checkpoint, or of events that were just appended.
     """
     if location.served:
         from penstock.spark.served import served_journal
@@ -393,7 +403,9 @@ def open_source(location: JournalLocation, id: str | None = None, *, newest: boo
 
 
 def check_rights(options: ReadOptions) -> None:
-    """ConfigError when a read changes something at a server (a cursor, bad records) that its token may not."""
+    """Raises ConfigError when a read changes something at a server (a cursor, bad records) that its token must not
+    change.
+    """
     if options.location.server is not None and (options.consumer is not None or options.bad_records is not None):
         from penstock.spark.served import check_may_write
 
@@ -424,7 +436,7 @@ class LocalSource(SourceJournal):
         """Returns several blocks from a position on, and the position that they reach; a snapshot is held only
         meanwhile.
 
-        This process's reader of a bucket may be a moment behind the one that planned: then it is looked at again.
+        This process's reader of a bucket may be a moment behind the planner's reader; then it looks again.
         """
         deadline = time.monotonic() + _BEHIND_SECONDS
         while True:
@@ -477,7 +489,9 @@ def _chunk(view: TopicView, after: int, through: int) -> tuple[list[Block], int]
 
 
 def correlations(location: JournalLocation, ids: pa.StringArray, journal: str | None = None) -> pa.StringArray:
-    """The correlation id of each event named by its id, as a column; null where there is none, or no such event."""
+    """Returns the correlation id of each event named by its id, as a column; null where there is none, or no such
+    event.
+    """
     distinct = [id for id in pc.unique(ids).to_pylist() if id is not None]
     found = open_source(location, journal).correlations(distinct) if distinct else {}
     values = pa.array([found.get(id) for id in distinct], pa.string())

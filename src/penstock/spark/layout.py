@@ -54,7 +54,7 @@ _KINDS = {
 
 
 def option_words(name: str, kind: pa.DataType) -> str | None:
-    """Returns the type that an option's column must have; None when it is."""
+    """Returns the type that an option's column must have; None when the column has it."""
     is_number = pa.types.is_integer(kind)
     if name == "dedup":
         fits = kind == pa.string()
@@ -70,7 +70,9 @@ def option_words(name: str, kind: pa.DataType) -> str | None:
 
 
 def _options(given: dict[str, pa.Array]) -> dict[str, pa.Array]:
-    """The options of rows as they travel: text, whole numbers, milliseconds. The commit judges them."""
+    """Returns the options of rows in their form for the commit, which judges them: text, whole numbers,
+    milliseconds.
+    """
     made = {}
     for name in OPTIONS:
         if name in given:
@@ -117,13 +119,15 @@ class SinkLayout(msgspec.Struct, frozen=True):
     kind: str | None
     columns: frozenset[str]
     journal: str | None
-    """The journal's id where the write was planned; None when there was no journal yet."""
+    """The id of the journal of the plan; None when there was no journal yet."""
     typed: str = ""
-    """The fields of the payload that are typed columns of files, where they come from the struct, not from its text."""
+    """The fields of the payload that are typed columns of files, when they come from the struct and not from its
+    text.
+    """
 
     @classmethod
     def of(cls, schema: StructType, options: WriteOptions) -> SinkLayout:
-        """The layout of a frame's schema; ConfigError when its rows cannot be events."""
+        """Returns the layout of a frame's schema; raises ConfigError when its rows cannot be events."""
         kind = options.kind or ("message" if options.queue else None)
         names = schema.names
         twice = next((name for at, name in enumerate(names) if name in names[:at]), None)
@@ -154,7 +158,7 @@ class SinkLayout(msgspec.Struct, frozen=True):
         return cls(options.location, options.topic, kind, columns, options.journal)
 
     def events(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Rows as the columns that blocks are made of: topic, kind, payload, binary, key, scope, headers, …"""
+        """Returns rows as the columns of blocks: topic, kind, payload, binary, key, scope, headers, …"""
         count = batch.num_rows
         given = {name: plain(batch.column(name)) for name in batch.schema.names if name in self.columns}
         for name in ("occurred_at", "not_before"):
@@ -191,7 +195,7 @@ class SinkLayout(msgspec.Struct, frozen=True):
         return column.fill_null(self.kind) if column.null_count and self.kind else column
 
     def _link(self, given: dict[str, pa.Array], made: dict[str, pa.Array]) -> None:
-        """Causes: an effect has its cause's correlation id, or the cause's own id when that has none."""
+        """Adds causes: an effect has its cause's correlation id, or the cause's own id if the cause has none."""
         correlation = given.get("correlation_id", given.get("correlation"))
         cause = given.get("cause")
         if cause is None:
@@ -212,7 +216,7 @@ class SinkLayout(msgspec.Struct, frozen=True):
 
 
 def typed_columns(schema: StructType) -> str:
-    """The fields of a frame's payload that can be typed columns of files, as text like `customer STRING`."""
+    """Returns the fields of a frame's payload that can be typed columns of files, as text like `customer STRING`."""
     payload = next((field.dataType for field in schema.fields if field.name == "payload"), None)
     if not isinstance(payload, StructType):
         return ""
@@ -227,7 +231,7 @@ def typed_columns(schema: StructType) -> str:
 
 
 def _check_together(names: Sequence[str], options: WriteOptions) -> None:
-    """ConfigError for columns that do not go with each other, or not with where the rows go."""
+    """Raises ConfigError for columns that contradict each other, or the target."""
     if "correlation" in names and "correlation_id" in names:
         raise ConfigError("the columns 'correlation' and 'correlation_id' say the same thing: keep one of them")
     wanted = next((name for name in DELIVERY if name in names), None)
@@ -278,10 +282,10 @@ def _check_times(name: str, column: pa.Array) -> None:
 
 
 def plain(column: pa.Array) -> pa.Array:
-    """The column with 32-bit offsets, also of texts in a map or in a cause, and with times in UTC.
+    """Returns the column with 32-bit offsets, also of texts in a map or in a cause, and with times in UTC.
 
-    Spark can be told to send text and bytes with 64-bit offsets, and sends times in the zone of the session, whose name
-    (`UTC+01:00`) may be one that only Java knows.
+    Spark may send text and bytes with 64-bit offsets, and sends times in the session's zone, whose name (`UTC+01:00`)
+    only Java may know.
     """
     wanted = _plain_type(column.type)
     return column if wanted == column.type else column.cast(wanted)

@@ -1,7 +1,7 @@
 """Options of the data sources, and the journal that they name.
 
-Spark hands over text under names of any case; here it becomes checked values. A url is made absolute, because tasks run
-in other folders than the program that names the journal.
+Spark passes text under names of any case; this module makes checked values of it. A url is made absolute, because tasks
+run in other folders than the program.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ W = TypeVar("W", bound=str)
 
 
 def number(given: Mapping[str, str], name: str, least: int = 1) -> int | None:
-    """A whole number among resolved options, None when it was not given; the name is spelled as in the docs."""
+    """Returns a whole number of resolved options, None when it is missing; the name is spelled as in the docs."""
     text = given.get(name.lower())
     if text is None:
         return None
@@ -64,12 +64,14 @@ def choice(given: Mapping[str, str], name: str, *words: W) -> W:
 
 
 def switch(given: Mapping[str, str], name: str) -> bool:
-    """A switch among resolved options, on when it was not given."""
+    """Returns a switch of resolved options, which is on by default."""
     return choice(given, name, "true", "false") == "true"
 
 
 def named_url(options: Mapping[str, str], what: str) -> tuple[dict[str, str], str | None]:
-    """Options with names in lower case, and the url, by whichever way it was given; ConfigError when both ways were."""
+    """Returns options with lower-case names, and the url, which may be given in two ways; raises ConfigError when
+    both ways are used.
+    """
     given = {name.lower(): value for name, value in options.items()}
     if given.get("url") and given.get("path"):
         raise ConfigError(f'the {what} is named twice: by option("url", …) and by the path given to load or save')
@@ -77,15 +79,15 @@ def named_url(options: Mapping[str, str], what: str) -> tuple[dict[str, str], st
 
 
 def written_once(given: Mapping[str, str]) -> tuple[str | None, int | None]:
-    """The application whose writes are done once, and the version of this one."""
+    """Returns the application and the version of a write that is done once."""
     app = given.get("txnappid")
     return None if app is None else check_consumer(app, "txnAppId"), number(given, "txnVersion", least=0)
 
 
 def check_known(given: Iterable[str], reads: Sequence[str], writes: Sequence[str], what: str) -> None:
-    """ConfigError for an unknown option; `what` is a source and what it is asked for.
+    """Raises ConfigError for an unknown option; `what` names the source and the operation.
 
-    A view is read and written with the same options: what only the other way knows is passed over.
+    A view is read and written with the same options, so options of the other direction are ignored.
     """
     known = SPARK_OPTIONS | {name.lower() for name in (*reads, *writes)}
     unknown = next((name for name in given if name not in known), None)
@@ -96,7 +98,7 @@ def check_known(given: Iterable[str], reads: Sequence[str], writes: Sequence[str
 
 
 def listed(given: Mapping[str, str], name: str) -> tuple[str, ...]:
-    """Several texts: with commas, or as a JSON array when they have commas in them."""
+    """Returns several texts, separated by commas, or from a JSON array when the texts contain commas."""
     text = given.get(name, "").strip()
     if not text.startswith("["):
         return tuple(part.strip() for part in text.split(",") if part.strip())
@@ -107,13 +109,13 @@ def listed(given: Mapping[str, str], name: str) -> tuple[str, ...]:
 
 
 class Token:
-    """A server's token: it goes with the work to wherever that is done, and is shown nowhere."""
+    """A server's token, which travels with the work and is shown nowhere."""
 
     def __init__(self, text: str) -> None:
         self._text = text
 
     def reveal(self) -> str:
-        """The token itself."""
+        """Returns the token itself."""
         return self._text
 
     def __repr__(self) -> str:
@@ -131,9 +133,9 @@ class JournalLocation(msgspec.Struct, frozen=True):
 
     url: str
     token: Token | None = None
-    """For a server; without one, each process takes its own PENSTOCK_TOKEN."""
+    """The token for a server; without it, each process uses its own PENSTOCK_TOKEN."""
     compression: Literal["none", "gzip"] = "none"
-    """Of what a server sends."""
+    """The compression of a server's answers."""
     writer: str | None = None
     """The server that writes the journal, where the journal itself is read from its object store."""
 
@@ -144,7 +146,7 @@ class JournalLocation(msgspec.Struct, frozen=True):
 
     @property
     def server(self) -> JournalLocation | None:
-        """The server that is asked for changes: a server; None when this process makes them itself."""
+        """The server that makes changes; None when this process makes them itself."""
         if self.writer is not None:
             return JournalLocation(self.writer, self.token, self.compression)
         return self if self.served else None
@@ -156,8 +158,10 @@ def is_served(url: str) -> bool:
 
 
 def location_of_journal(journal: Journal | str, what: str) -> JournalLocation:
-    """Returns the location, for tasks, of a journal that a program names or has open. `what` needs one that they can
-    open."""
+    """Returns the location, for tasks, of a journal that a program names or has open.
+
+    `what` names the operation that needs it.
+    """
     if isinstance(journal, str):
         return JournalLocation(absolute_url(journal))
     from penstock.remote.backend import RemoteJournal  # takes longer to load than Spark's worker itself
@@ -170,7 +174,7 @@ def location_of_journal(journal: Journal | str, what: str) -> JournalLocation:
 
 
 def location_of(given: Mapping[str, str]) -> JournalLocation:
-    """The journal that options name."""
+    """Returns the journal that options name."""
     url, writer = given["url"], given.get("writer")
     if writer is not None:
         writer = _writer_url(writer, url)
@@ -196,7 +200,7 @@ def _writer_url(writer: str, url: str) -> str:
 
 
 def absolute_url(url: str) -> str:
-    """The url with an absolute path: tasks run in other folders than the program that names the journal."""
+    """Returns the url with an absolute path, because tasks run in other folders than the program."""
     if is_served(url):
         return _server_url(url)
     scheme, path = parse_url(url)
@@ -214,7 +218,9 @@ def absolute_url(url: str) -> str:
 
 
 def _server_url(url: str) -> str:
-    """The address of a server, always spelled the same; ConfigError when it is none, or has a secret in it."""
+    """Returns the address of a server in its normal form; raises ConfigError for an invalid address, or an address
+    with a secret.
+    """
     parts = split_url(url)
     if not parts.hostname:
         raise ConfigError(f"{shown_url(url)!r} is no http url: write http://host:port")
@@ -264,7 +270,7 @@ _MAX_TRIGGER_DELAY = 15 * 60.0
 """Seconds after which a batch smaller than minOffsetsPerTrigger is read after all; as in Kafka's source."""
 
 _BOUNDED_TEXT = re.compile(r"\b(?:VAR)?CHAR(?:ACTER)?\s*\(\s*\d+\s*\)", re.IGNORECASE)
-"""Text of a length, which Spark does not let a source written in Python have."""
+"""The pattern of text types with a length, which Spark refuses for a Python source."""
 
 _BEGINNING = re.compile(r"(?:[\w-]+(?:\\?\.)?)+", re.ASCII)
 """The beginning of a regular expression: it stands for topics that penstock writes for itself when it names them."""
@@ -272,7 +278,7 @@ _BEGINNING = re.compile(r"(?:[\w-]+(?:\\?\.)?)+", re.ASCII)
 PayloadForm = Literal["string", "binary", "variant"]
 Offset = int | Literal["earliest", "latest"]
 Mode = Literal["FAILFAST", "PERMISSIVE", "DROPMALFORMED"]
-"""The fate of rows whose payload the payloadSchema does not fit: Spark's words."""
+"""The treatment of rows whose payload does not fit the payloadSchema, in Spark's words."""
 
 
 class ReadOptions(msgspec.Struct, frozen=True):
@@ -281,7 +287,7 @@ class ReadOptions(msgspec.Struct, frozen=True):
     location: JournalLocation
     topics: tuple[str, ...] = ()
     patterns: tuple[str, ...] = ()
-    """Instead of topics: names and patterns, as `journal.read` takes them."""
+    """Names and patterns instead of topics, as in `journal.read`."""
     expression: str | None = None
     """The regular expression that the names of topics must match."""
     start: Offset | dict[str, Offset] = "earliest"
@@ -299,14 +305,14 @@ class ReadOptions(msgspec.Struct, frozen=True):
     bad_records: str | None = None
     kinds: frozenset[str] | None = None
     keys: frozenset[str] | None = None
-    """Only events of these; of none of them, nothing. None: all."""
+    """Only events of these keys; an empty set gives no events. None for all."""
     tags: frozenset[str] = frozenset()
     """Only events that have all of these tags."""
     where: Where | None = None
     min_offsets: int | None = None
     max_delay: float = _MAX_TRIGGER_DELAY
     hold: str | None = None
-    """While a file of this name is there, a stream begins no batch: how a pipeline ends between two of them."""
+    """The file whose existence keeps a stream from beginning a batch, so that a pipeline ends between two batches."""
     max_bytes: int | None = None
     given: frozenset[str] = frozenset()
     """The names of the options that were given, in lower case."""
@@ -325,17 +331,17 @@ class WriteOptions(msgspec.Struct, frozen=True):
     version: int | None = None
     staging: str | None = None
     gates: tuple[str, ...] = ()
-    """The names of gates; once the write is planned, of all that see rows of it."""
+    """The names of gates; once the write is planned, of all gates that see its rows."""
     fail_on_other_rows: bool = True
     """True if a stream's batch that runs again with other rows ends the query."""
     lake: str | None = None
-    """The place where tasks leave files that become events; None: in the topic's lake, if it has one."""
+    """The place where tasks leave files that become events; None for the topic's lake, if it has one."""
     journal: str | None = None
     """The journal's id, once it is known."""
 
 
 def resolved(options: Mapping[str, str]) -> dict[str, str]:
-    """Options as the driver knows them, for processes with other folders and environments: the url made absolute."""
+    """Returns the driver's options for processes with other folders and environments: the url is made absolute."""
     named, url = named_url(options, "journal")
     given = {_ALIASES.get(name, name): value for name, value in named.items()}
     if "provider" in given:
@@ -351,7 +357,7 @@ def resolved(options: Mapping[str, str]) -> dict[str, str]:
 
 
 def read_options(options: Mapping[str, str]) -> ReadOptions:
-    """Checks the resolved options of a read; ConfigError says which one cannot be used and why."""
+    """Checks the resolved options of a read; a ConfigError names an invalid option and the reason."""
     given = dict(options)
     check_known(given, _READ, _WRITE, "penstock read")
     topics, patterns, expression = _topics(given)
@@ -400,7 +406,7 @@ def read_options(options: Mapping[str, str]) -> ReadOptions:
 
 
 def _check_columns(names: list[str], columns: str) -> None:
-    """ConfigError when a field of the payload would be a second column of one name: Spark looks at no case."""
+    """Raises ConfigError when a field of the payload would be a second column of the same name; Spark ignores case."""
     taken = {name.lower() for name in EVENT_COLUMNS if name != "payload"} if columns == "flat" else set()
     for name in names:
         if name.lower() in taken:
@@ -412,14 +418,14 @@ def _check_columns(names: list[str], columns: str) -> None:
 
 
 def check_stream(options: ReadOptions) -> None:
-    """ConfigError for options that only a batch can have."""
+    """Raises ConfigError for options that only a batch can have."""
     for name in ("endingOffsets", "endingTimestamp"):
         if name.lower() in options.given:
             raise ConfigError(f"{name} is for batches; a stream has no end (use trigger(availableNow=True))")
 
 
 def _misfits(given: Mapping[str, str], topics: tuple[str, ...], expression: str | None) -> tuple[Mode, str | None]:
-    """Returns the fate of payloads that do not fit."""
+    """Returns the treatment of payloads that do not fit."""
     bad = given.get("badrecords")
     mode: Mode = (
         choice(given, "mode", "FAILFAST", "PERMISSIVE", "DROPMALFORMED")
@@ -442,7 +448,7 @@ def _misfits(given: Mapping[str, str], topics: tuple[str, ...], expression: str 
 
 
 def _least(given: Mapping[str, str]) -> tuple[int | None, float]:
-    """The smallest batch worth reading, and how long to wait for it."""
+    """Returns the smallest size of a batch, and the longest wait for it."""
     least, delay = number(given, "minOffsetsPerTrigger"), given.get("maxtriggerdelay")
     if delay is not None and least is None:
         raise ConfigError("maxTriggerDelay goes with minOffsetsPerTrigger: it says how long to wait for so many")
@@ -456,7 +462,7 @@ def _least(given: Mapping[str, str]) -> tuple[int | None, float]:
 
 
 def write_options(options: Mapping[str, str]) -> WriteOptions:
-    """Checks the resolved options of a write; ConfigError says which one cannot be used and why."""
+    """Checks the resolved options of a write; a ConfigError names an invalid option and the reason."""
     given = dict(options)
     check_known(given, _READ, _WRITE, "penstock write")
     if "topic" in given and "queue" in given:
@@ -509,7 +515,7 @@ def _spelling(lower: str) -> str:
 
 
 def _topics(given: Mapping[str, str]) -> tuple[tuple[str, ...], tuple[str, ...], str | None]:
-    """The topics that are named; or patterns of them, and a regular expression."""
+    """Returns the topics that are named; or patterns of them, and a regular expression."""
     ways = [name for name in ("topic", "topics", "topicpattern", "queue") if name in given]
     if len(ways) != 1:
         said = "nothing" if not ways else " and ".join(map(_spelling, ways))
@@ -555,7 +561,7 @@ def _offsets(
 
 
 def _only_partition(topic: str, offset: object, name: str) -> object:
-    """The offset in {"0": offset}, as Kafka's source writes it: a topic has one partition here."""
+    """Returns the offset in {"0": offset}, as Kafka's source writes it: a topic has one partition here."""
     if not isinstance(offset, dict):
         return offset
     if set(offset) != {"0"}:

@@ -1,4 +1,4 @@
-"""Payloads as Spark's types: which of them have a form in JSON, how they are written, and what crashed on one."""
+"""Payloads as Spark's types: the types with a JSON form, their JSON text, and the events on which a task crashed."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _PLAIN: tuple[type[T.DataType], ...] = (
 
 
 def check_form(path: str, kind: T.DataType) -> None:
-    """ConfigError, naming the column, when a type has no JSON form that gives equal values back."""
+    """Raises ConfigError, with the name of the column, for a type without a JSON form that gives equal values back."""
     if isinstance(kind, T.StructType):
         names = [field.name for field in kind.fields]
         twice = next((name for at, name in enumerate(names) if name in names[:at]), None)
@@ -66,7 +66,7 @@ _quote = msgspec.json.Encoder().encode
 
 
 def json_text(column: pa.Array, name: str = "payload") -> pa.Array:
-    """The JSON form of every value, as a string column without nulls: a null is the text null.
+    """Returns the JSON form of every value, as a string column without nulls: a null is the text null.
 
     `forms` says what it looks like. NaN, infinities and years beyond 9999 have none: ConfigError.
     """
@@ -125,7 +125,7 @@ def _time_text(column: pa.Array, name: str) -> pa.Array:
 
 
 def _in_years(column: pa.Array, name: str) -> pa.Array:
-    """The column, when its years have four digits."""
+    """Returns the column, when its years have four digits."""
     if len(column) > column.null_count:
         bounds = pc.min_max(column.cast(pa.timestamp("us")).cast(pa.int64()))
         if bounds["min"].as_py() < _YEAR_1 or bounds["max"].as_py() >= _YEAR_10000:
@@ -174,7 +174,7 @@ def _float_text(column: pa.Array, name: str) -> pa.Array:
 
 
 def _quoted(column: pa.Array) -> pa.Array:
-    """Text in quotes, with what JSON wants escaped escaped."""
+    """Returns text in quotes, with JSON escapes."""
     if _needs_escapes(column):
         for plain, escaped in _ESCAPES:
             column = pc.replace_substring(column, plain, escaped)

@@ -1,8 +1,8 @@
 """Positions, ids and recording times of events in files that bulk writes made, as Spark's expressions.
 
-Such a file does not say them: they follow from the row's index and from what the journal knows of the file. A query may
-read ten thousand files, and each row asks for its own: the file's number comes from a perfect hash of its name, and the
-rest from arrays. So nothing is joined, and a query that needs none of these columns pays nothing.
+Such a file does not hold these values: they follow from the row's index and from the journal's record of the file. A
+query may read ten thousand files, and each row needs the values of its own file: the file's number comes from a perfect
+hash of its name, and the values come from arrays. So there is no join, and a query without these columns pays nothing.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _MOST_TRIES = 100_000
 
 
 def places(files: Sequence[SealedFiles]) -> dict[str, Column]:
-    """The columns that say the places of rows of some files, each of one segment."""
+    """Returns the columns that say the places of rows of some files, each of one segment."""
     from pyspark.sql import functions as F
 
     table = perfect_hash([one.paths[0].rpartition("/")[2] for one in files])
@@ -66,7 +66,7 @@ class PerfectHash(NamedTuple):
 
 
 def perfect_hash(names: Sequence[str]) -> PerfectHash:
-    """A hash that gives each of some different names a slot of its own."""
+    """Returns a hash that gives each of some different names a slot of its own."""
     hashes = [(crc32(name.encode()), crc32(name[::-1].encode())) for name in names]
     if len(set(hashes)) < len(names):
         raise ConfigError("two files of sealed history have one name: read the topic with the source penstock")

@@ -1,11 +1,11 @@
 """From blocks to the record batches Spark asked for: filters, the events' own columns, columns parsed from payloads.
 
-Spark does not tell a Python source which columns a query needs, so a schema given by the user decides: a column that
-was left out is not built. Whatever is no column of an event is looked for in the payload. Offsets and filters choose
-rows first: a payload that was not asked for cannot be a misfit.
+Spark does not tell a Python source which columns a query needs, so the user's schema decides: a column that is left out
+is not built. Other columns come from the payload. Offsets and filters choose rows first, so the payload of an unwanted
+row cannot be a misfit.
 
-What a query filters by is an option, too, though Spark could hand over the query's own filters: until 4.3 it keeps the
-plan of a filtered read for whatever else is read from the same frame, which then has too few rows.
+Filters are options too, although Spark could pass the query's own filters: up to 4.3, Spark reuses the plan of a
+filtered read for other reads of the same frame, which then have too few rows.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class RowFilter(msgspec.Struct, frozen=True):
         return not self.columns and not self.tags and self.where is None
 
     def between(self, column: str) -> Bounds:
-        """The least and the greatest that a column may be."""
+        """Returns the least and the greatest that a column may be."""
         return self.bounds.get(column, _EVER)
 
     def wanted(self) -> Wanted | None:
@@ -93,7 +93,7 @@ class RowFilter(msgspec.Struct, frozen=True):
         return Wanted(**found) if found else None
 
     def may_hold(self, block: Block) -> bool:
-        """False when no row of a block can pass, found without reading them one by one."""
+        """Returns False when no row of a block can pass, found without reading them one by one."""
         if "kind" in self.values and self.values["kind"].isdisjoint(block.wire.kinds):
             return False
         if not all(may_hold(block.wire.tags, stored_tag(tag)) for tag in self.tags):
@@ -102,7 +102,7 @@ class RowFilter(msgspec.Struct, frozen=True):
         return not 0 < len(begins) <= _FEW or any(may_hold(block.wire.key, str(begin)) for begin in begins)
 
     def rows(self, block: Block, start: int, stop: int) -> NDArray[np.int64]:
-        """The rows start … stop-1 of a block that pass."""
+        """Returns the rows start … stop-1 of a block that pass."""
         columns = record_batch(block, "binary", self.columns)
         passing = np.ones(stop - start, dtype=np.bool_)
         for name in self.columns:
@@ -130,7 +130,7 @@ _FEW = 16
 
 
 def option_filter(options: ReadOptions) -> RowFilter:
-    """The filter of the options `kinds`, `keys`, `tags` and `where`; of whole columns, as far as it can be."""
+    """Returns the filter of the options `kinds`, `keys`, `tags` and `where`; of whole columns, as far as it can be."""
     named = {"kind": options.kinds, "key": options.keys}
     values: dict[str, frozenset[str | int]] = {name: texts for name, texts in named.items() if texts is not None}
     bounds: dict[str, Bounds] = {}
@@ -170,7 +170,7 @@ def _values(column: str, given: Sequence[object]) -> frozenset[str | int] | None
 
 
 def _exactly(column: str, given: object) -> Bounds | None:
-    """A position, or a time in milliseconds, rounded up and down; None when it is neither."""
+    """Returns a position, or a time in milliseconds, rounded up and down; None when it is neither."""
     if column == "seq" and is_whole(given):
         return (min(max(given, -1), _EVER[1]),) * 2
     time = moment(given) if column in ("occurred_at", "recorded_at") and isinstance(given, str) else None
@@ -185,7 +185,7 @@ CORRUPT = "_corrupt_record"
 
 
 def refused(topic: str, seq: int, reason: str) -> ConfigError:
-    """The error of a query that takes no misfits."""
+    """Returns the error of a query that takes no misfits."""
     return ConfigError(
         f"payloadSchema does not fit the payload of event {seq} of topic {topic!r}: {reason}. Give the field another "
         "type, read payload as text and use from_json, or say what becomes of such rows: mode=PERMISSIVE, "
@@ -226,7 +226,7 @@ class BadRecords(msgspec.Struct, frozen=True):
                 topic.append_many(drafts)
 
     def _queue(self, journal: Journal) -> Queue | None:
-        """The queue of the name, if there is one; none is made, nor made again that is dropped meanwhile."""
+        """Returns the queue of the name, if there is one; none is made, nor made again that is dropped meanwhile."""
         try:
             return journal.queue(self.name, create=False)
         except UnknownQueue:
@@ -266,12 +266,12 @@ class BadRecords(msgspec.Struct, frozen=True):
 
 
 def _payload(event: Event) -> msgspec.Raw | bytes:
-    """The payload as it is stored: JSON stays the same text, bytes stay bytes."""
+    """Returns the payload as it is stored: JSON stays the same text, bytes stay bytes."""
     return event.raw if event.binary else msgspec.Raw(event.raw)
 
 
 def source_schema(options: ReadOptions) -> str:
-    """The columns of a read, as the DDL text that Spark parses."""
+    """Returns the columns of a read, as the DDL text that Spark parses."""
     columns = dict(EVENT_COLUMNS)
     if options.payload != "string":
         columns["payload"] = options.payload.upper()
@@ -285,7 +285,7 @@ def source_schema(options: ReadOptions) -> str:
 
 
 def _prefixed(options: ReadOptions) -> str:
-    """The columns of a payloadSchema by the names that they have beside those of events."""
+    """Returns the columns of a payloadSchema by the names that they have beside those of events."""
     schema, prefix = options.payload_schema or "", options.payload_prefix
     if not prefix:
         return schema
@@ -310,7 +310,7 @@ class SourceLayout(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, wanted: StructType, options: ReadOptions) -> SourceLayout:
-        """The layout of a schema; ConfigError when it asks for what there is not."""
+        """Returns the layout of a schema; raises ConfigError for unknown columns."""
         names = wanted.names
         twice = next((name for at, name in enumerate(names) if name in names[:at]), None)
         if twice is not None:
@@ -367,7 +367,7 @@ class SourceLayout(msgspec.Struct, frozen=True):
         )
 
     def batch(self, block: Block, start: int, stop: int, filter: RowFilter) -> pa.RecordBatch:
-        """The events of rows start … stop-1 of a block that pass the filter, as Spark wants them."""
+        """Returns the events of rows start … stop-1 of a block that pass the filter, as Spark wants them."""
         keep = None if filter.everything else filter.rows(block, start, stop)
         rows: Sequence[int] = range(start, stop) if keep is None else keep.tolist()
         if not rows:
@@ -475,9 +475,9 @@ _SMALL_BATCH_BYTES = 1 << 20
 def read_ranges(
     journal: SourceJournal, share: TaskRanges, layout: SourceLayout, filter: RowFilter, *, strict: bool
 ) -> Iterator[pa.RecordBatch]:
-    """The events of a task's share, fetched some blocks at a time.
+    """Yields the events of a task's share, fetched some blocks at a time.
 
-    `strict`: history removed meanwhile raises PositionTrimmed; else what is left is read.
+    With `strict`, history that was removed meanwhile raises PositionTrimmed; otherwise the remaining events are read.
     """
     small: list[pa.RecordBatch] = []
     size = 0
@@ -496,7 +496,7 @@ def read_ranges(
 def _batches(
     journal: SourceJournal, share: TopicRange, layout: SourceLayout, filter: RowFilter, strict: bool
 ) -> Iterator[pa.RecordBatch]:
-    """The events of a topic's range; positions alone are known without reading anything."""
+    """Yields the events of a topic's range; positions alone are known without reading anything."""
     if share.whole and layout.schema.names == ["seq"] and filter.everything:
         for after, through in share.spans:
             for low in range(after, through, _BATCH_ROWS):

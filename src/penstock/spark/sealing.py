@@ -1,4 +1,4 @@
-"""`seal`: settled history becomes Parquet, by Spark's tasks where a master is given."""
+"""`seal`: moves settled history into Parquet, with Spark's tasks if a master is given."""
 
 from __future__ import annotations
 
@@ -40,14 +40,15 @@ def seal(
 ) -> SealReport:
     """Moves a topic's settled history into Parquet under `lake` (a folder, s3://bucket/prefix, …).
 
-    Reads go on as before, across both. Without `through`, everything but the newest block is settled. Call it again to
-    go on, also after a kill: what was sealed stays, what was half done is done again. With `master`, or
-    where this process has a Spark session that reaches the journal, Spark's tasks write the files: the same bytes.
+    Reads continue as before, across both. Without `through`, every event except those of the newest block is settled.
+    Call it again to continue, also after a kill: sealed events stay, and unfinished work is repeated. With `master`, or
+    with a Spark session in this process that reaches the journal, Spark's tasks write the same files.
 
-    `format="delta"` or `"iceberg"` registers the files in a table as well; an Iceberg table is in the `catalog` named,
-    or one beside the lake. `columns="customer STRING, total DOUBLE"` (or a declared event type) adds fields of the
-    payload as typed columns; `partition_by` one of them (or "kind"), and each of its values has files of its own, in a
-    folder below the day's. Later seals to the same lake go on with all this. `compact` joins small files of a day.
+    `format="delta"` or `"iceberg"` also registers the files in a table; an Iceberg table is in the named `catalog`, or
+    in a catalog beside the lake. `columns="customer STRING, total DOUBLE"` (or a declared event type) adds payload
+    fields as typed columns. `partition_by` names one of them (or "kind"): each of its values has its own files, in a
+    folder below the day's folder. Later seals to the same lake keep these settings. `compact` joins small files of a
+    day.
 
     A served journal (http://…, with PENSTOCK_TOKEN) is sealed by its server, to a lake that it was started with.
     """
@@ -76,7 +77,9 @@ def seal(
 
 
 def _served(journal: Journal | str) -> AbstractContextManager[RemoteJournal] | None:
-    """The journal behind a server's url, closed afterwards where it is opened here; None: it is no served one."""
+    """Returns the journal behind a server's url, closed afterwards where it is opened here; None: it is no served
+    one.
+    """
     if isinstance(journal, RemoteJournal):
         return nullcontext(journal)
     return RemoteJournal(journal) if isinstance(journal, str) and is_served(journal) else None

@@ -26,7 +26,7 @@ _ASKED = (
 
 
 def in_sentences(cls: C) -> C:
-    """A class whose methods Spark calls, and in which errors of penstock's leave no traceback."""
+    """Returns a class whose methods Spark calls, and in which errors of penstock's leave no traceback."""
     for name in _ASKED:
         if name == "__init__" and issubclass(cls, DataSourceStreamReader):
             continue  # while one is made, some versions of Spark let another error follow, and would show that alone
@@ -57,7 +57,9 @@ def _each_plainly(rows: Iterator[Any]) -> Iterator[Any]:
 
 
 def _hide_traceback() -> None:
-    """Spark's worker looks for this when it tells of an exception, which ends it: no other error is meant.
+    """Hides the traceback.
+
+    Spark's worker looks for this name when it reports an exception, which ends it: no other error is meant.
 
     Only where a worker of Spark's has called: another process goes on, and its children would inherit it.
     """

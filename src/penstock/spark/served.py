@@ -53,7 +53,9 @@ _kept: dict[tuple[int, JournalLocation], Client] = {}
 
 
 def client_of(location: JournalLocation) -> Client:
-    """The connections to a server; they are kept for the next task of this process, and never used by a child."""
+    """Returns the connections to a server; they are kept for the next task of this process, and never used by a
+    child.
+    """
     slot = (os.getpid(), location)
     client = _kept.get(slot)
     if client is None:
@@ -67,7 +69,7 @@ def client_of(location: JournalLocation) -> Client:
 
 
 def ask_server(location: JournalLocation, operation: Operation[T], *names: str, request: object = None) -> T:
-    """A server's answer, waited for when it is away for a moment."""
+    """Returns a server's answer, waited for when it is away for a moment."""
     query, body = (request, None) if isinstance(request, operation.query or ()) else (None, request)
     return patiently(partial(client_of(location).call, operation, *names, query=query, body=body))
 
@@ -98,7 +100,7 @@ def check_may_write(
 
 # ── staging ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 def send_piece(server: JournalLocation, job: str, batch: str, at: int, body: bytes | ObjectRequest) -> None:
-    """Has a server keep a piece until the commit: this one, or one in an area that it fetches itself."""
+    """Gives a server a piece to keep until the commit: the piece itself, or its place in an area."""
     client, query = client_of(server), StageQuery(job)
     if isinstance(body, bytes):
         patiently(lambda: client.call(STAGE_BLOCKS, batch, str(at), query=query, body=body))
@@ -107,17 +109,17 @@ def send_piece(server: JournalLocation, job: str, batch: str, at: int, body: byt
 
 
 def commit_staged(server: JournalLocation, request: CommitRequest) -> bool:
-    """Publishes what a server keeps, in one transaction of its own; False when that was done before."""
+    """Publishes the pieces that a server keeps, in one transaction; returns False when this was done before."""
     return patiently(lambda: client_of(server).call(COMMIT_STAGED, body=request))
 
 
 def drop_staged(server: JournalLocation, job: str) -> None:
-    """Has a server forget what a job has staged and not published."""
+    """Lets a server drop the unpublished pieces of a job."""
     client_of(server).call(DROP_STAGED, query=DropQuery(job))
 
 
 def served_journal(location: JournalLocation, id: str | None) -> ServedJournal:
-    """The journal at a server; one that was planned with is waited for, a new one must be there."""
+    """Returns the journal at a server; one that was planned with is waited for, a new one must be there."""
     found = describe(location, known=id is not None).id
     check_same(location, found, id)
     return ServedJournal(location, found)
@@ -138,7 +140,7 @@ class ServedJournal(SourceJournal):
                 raise dropped(topic, after, through) from error
 
     def _blocks(self, topic: str, after: int, through: int, strict: bool) -> Iterator[list[Block]]:
-        """The next answer is asked for while one is decoded."""
+        """Yields blocks; the next answer is requested while the last answer is decoded."""
         if after >= through:
             return
         message, after = self._fetch(topic, strict, after, through)

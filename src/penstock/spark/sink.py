@@ -1,12 +1,12 @@
 """Writing frames and streams: tasks stage their rows, the driver's commit publishes them at once.
 
-A commit publishes with a mark that says which batch it was. A batch that is run again, because whatever was killed
-before Spark could note its success, finds its mark and changes nothing.
+A commit publishes its batch with a mark. A batch that runs again, because a process was killed before Spark could note
+its success, finds its mark and changes nothing.
 
-A task cuts its blocks into pieces of some MiB. One that is small and alone travels in the task's message. Else each is
-put where the commit finds it: into a folder beside the journal, into the journal's bucket, or to the server that writes
-the journal. A task that is tried twice stages twice; only what a message names is published, the rest is swept. The
-message says which bytes the task has checked: what lies in the area by then must be the same.
+A task cuts its blocks into pieces of some MiB. A single small piece travels in the task's message. Otherwise each piece
+is put where the commit finds it: into a folder beside the journal, into the journal's bucket, or to the server that
+writes the journal. A repeated task stages twice; only pieces that a message names are published, the others are swept.
+The message holds hashes of the pieces, which the commit compares.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class WriteTarget(Protocol):
 
 @in_sentences
 class BatchWriter(DataSourceArrowWriter):
-    """Writes a frame once; with txnAppId and txnVersion, once for ever."""
+    """A batch writer, which writes a frame once; with txnAppId and txnVersion, once forever."""
 
     def __init__(self, target: WriteTarget) -> None:
         if (target.app is None) != (target.version is None):
@@ -102,7 +102,7 @@ class BatchWriter(DataSourceArrowWriter):
 
 @in_sentences
 class StreamWriter(ArrowStreamWriter):
-    """Writes a stream's batches, each once, whatever is killed when."""
+    """A stream writer, which writes each batch once, also after kills."""
 
     def __init__(self, target: WriteTarget) -> None:
         if target.version is not None:
@@ -139,7 +139,7 @@ class StreamWriter(ArrowStreamWriter):
 
 
 def check_appends(overwrite: bool, what: str) -> None:
-    """ConfigError when a write would replace what is there."""
+    """Raises ConfigError when a write would replace existing events."""
     if overwrite:
         raise ConfigError(
             f'{what} only grows, and "Overwrite", which Spark names too, is refused: use mode("append"); for a stream '
@@ -177,7 +177,7 @@ class StagedShare(TaskShare):
     batch: str
     """The name of what it staged."""
     number: int = 0
-    """The micro-batch; 0 for a job that has only one."""
+    """The number of the micro-batch; 0 for a job that has only one."""
     events: int = 0
     keyed: bool = False
     """True if any event has a key."""
@@ -192,7 +192,7 @@ class StagedShare(TaskShare):
 
     @property
     def size(self) -> int:
-        """Bytes staged."""
+        """The staged bytes."""
         return len(self.carried) + sum(piece.size for piece in self.pieces)
 
 
@@ -203,7 +203,7 @@ _decode_files = msgspec.msgpack.Decoder(list[NewSegment]).decode
 
 
 def _beginning(events: Iterator[pa.RecordBatch]) -> tuple[list[pa.RecordBatch], int]:
-    """As many of the first events as make a file worth its while, or all; and the bytes of their payloads."""
+    """Returns as many of the first events as make a worthwhile file, or all; and the bytes of their payloads."""
     first, size = [], 0
     for rows in events:
         first.append(rows)
@@ -219,7 +219,7 @@ def _hash(staged: bytes) -> bytes:
 
 
 def _pieces(blocks: Iterable[tuple[str, Wire]], share: StagedShare) -> Iterator[bytes]:
-    """The blocks, as many at a time as make one piece; what they hold is counted in the share."""
+    """Yields the blocks, as many at a time as make one piece; what they hold is counted in the share."""
     piece: list[tuple[str, bytes]] = []
     size = 0
     for topic, wire in blocks:
@@ -240,7 +240,7 @@ _CONTENT = 1 << 53
 
 
 def content_of(events: pa.RecordBatch) -> int:
-    """The sum of hashes of rows: of their topics, kinds, keys and payloads."""
+    """Returns the sum of hashes of rows: of their topics, kinds, keys and payloads."""
     names = [name for name in ("topic", "kind", "key", "payload") if name in events.schema.names]
     columns = [events.column(name).cast(pa.binary()) for name in names]
     said = pc.binary_join_element_wise(*columns, b"\0", null_handling="replace", null_replacement=b"\0")
@@ -250,7 +250,7 @@ def content_of(events: pa.RecordBatch) -> int:
 def gathered(
     batches: Iterator[pa.RecordBatch], layout: SinkLayout, counted: StagedShare | None = None
 ) -> Iterator[pa.RecordBatch]:
-    """A task's rows as events; small record batches are gathered until they make a block worth its while.
+    """Yields a task's rows as events; small record batches are gathered until they make a block worth its while.
 
     `counted` gets the rows' content.
     """
@@ -289,7 +289,7 @@ def _is_reached(lake: str, topic: str, journal: str) -> bool:
 
 
 def mark_name(*parts: str) -> str:
-    """The name under which a journal remembers what a query or application has written."""
+    """Returns the name under which a journal remembers what a query or application has written."""
     name = ":".join(("spark", *parts))
     if len(name.encode()) > MAX_KEY_BYTES:
         name = f"spark:{hashlib.sha256(name.encode()).hexdigest()}"
@@ -297,7 +297,8 @@ def mark_name(*parts: str) -> str:
 
 
 def _planned(options: WriteOptions, area: StagingArea | None, *, again: bool) -> tuple[str | None, tuple[str, ...]]:
-    """The id of the journal that is written, None when there is none yet, and the gates that the commit itself asks.
+    """Returns the id of the journal that is written, None when there is none yet, and the gates that the commit itself
+    asks.
 
     ConfigError when it cannot be written so. `again`: it may have been planned before, by another process.
     """
@@ -324,7 +325,9 @@ def _planned(options: WriteOptions, area: StagingArea | None, *, again: bool) ->
 
 
 def _own_gates(options: WriteOptions) -> tuple[str, ...]:
-    """The names of all gates that see rows of a write to a local journal; ConfigError when one cannot be had."""
+    """Returns the names of all gates that see rows of a write to a local journal; ConfigError when one cannot be
+    had.
+    """
     target = options.topic
     found = load_gates(with_installed(options.gates))
     for name in options.gates:
@@ -340,7 +343,7 @@ class TopicTarget:
     """
 
     def __init__(self, given: Mapping[str, str], schema: StructType, *, again: bool) -> None:
-        """ConfigError when the frame cannot be written. `again`: as for `_planned`."""
+        """Raises ConfigError when the frame cannot be written. `again`: as for `_planned`."""
         options = write_options(given)
         self.compared = again and options.fail_on_other_rows
         """True if a batch that runs again must have the rows of the first time."""
@@ -472,7 +475,7 @@ class TopicTarget:
         return parts
 
     def _files(self, shares: Sequence[StagedShare]) -> bytes:
-        """The files of shares, each with the number of blocks' batches before it, for a server."""
+        """Returns the files of shares, each with the number of blocks' batches before it, for a server."""
         placed, before = [], 0
         for share in shares:
             if share.segments:
@@ -505,7 +508,7 @@ class TopicTarget:
                 send(at, ObjectRequest(self.area.url, piece.path, piece.size))
 
     def _wires(self, shares: Sequence[StagedShare]) -> Iterator[tuple[str, Wire]]:
-        """The topics and blocks of shares, in order; the next pieces are fetched meanwhile."""
+        """Yields the topics and blocks of shares, in order; the next pieces are fetched meanwhile."""
         wanted = (piece for share in shares for piece in (share.pieces or (share.carried,)))
         with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="penstock-fetch") as pool:
             coming = deque(pool.submit(self._fetch, piece) for piece in islice(wanted, _AT_ONCE))

@@ -1,12 +1,12 @@
 """The data source `penstock`: topics of a journal as tables and streams, and as a place to write to.
 
-Spark asks a stream for the newest offset with the end of the last batch that its checkpoint holds as complete, also
-while nothing happens; that, and not the source's `commit` (which comes one batch late), is where the cursor goes, where
-Spark has it (`versions`).
+Spark asks a stream for the newest offset with the end of the last completed batch, also while nothing happens. The
+cursor moves to this end, where Spark passes it (`versions`), and not at the source's `commit`, which comes one batch
+late.
 
-In a checkpoint an offset has the positions by topic: `{"orders": 250}`. A topic that is dropped and made anew goes on
-with the positions of the one before: a query that had read all of it goes on too, and one that had not has lost events,
-as by compaction.
+In a checkpoint, an offset holds positions by topic: `{"orders": 250}`. A topic that is dropped and made anew continues
+the positions of the old topic. A query that had read all of the old topic continues; a query that had not has lost
+events, as after a compaction.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ def planned(topics: Topics, starts: Mapping[str, int], ends: Mapping[str, int], 
 
 
 def narrowed(topics: Topics, starts: Mapping[str, int], ends: Mapping[str, int], filter: RowFilter) -> list[TopicRange]:
-    """The ranges between offsets, as far as a filter leaves them."""
+    """Returns the ranges between offsets, as far as a filter leaves them."""
     (first, through), (low, high) = filter.between("seq"), filter.between("recorded_at")
     wanted = filter.wanted()
     ranges = []
@@ -152,7 +152,7 @@ def narrowed(topics: Topics, starts: Mapping[str, int], ends: Mapping[str, int],
 
 
 def cut(topics: Topics, ranges: Sequence[TopicRange]) -> list[TaskRanges]:
-    """The same events for tasks to read: of about equal size, each with ranges of as many topics as that takes.
+    """Returns the same events for tasks to read: of about equal size, each with ranges of as many topics as that takes.
 
     Large ranges are cut first, between blocks where that is possible, into halves of what a task reads. Then every
     piece goes to the task in whose part of all the bytes its middle lies. No piece is larger than such a part, so that
@@ -176,7 +176,9 @@ def cut(topics: Topics, ranges: Sequence[TopicRange]) -> list[TaskRanges]:
 
 
 def _sized(journal: SourceJournal, ranges: Sequence[TopicRange]) -> Iterator[tuple[TopicRange, Bounds | None, int]]:
-    """Every span of every range, and before them, as None, what the plan has found of it; each with what it counts."""
+    """Yields every span of every range, and before them, as None, what the plan has found of it; each with what it
+    counts.
+    """
     sizes = iter(journal.sizes([(of.topic, span) for of in ranges for span in of.spans]))
     for of in ranges:
         if of.found:
@@ -186,7 +188,7 @@ def _sized(journal: SourceJournal, ranges: Sequence[TopicRange]) -> Iterator[tup
 
 
 def _task_count(size: int, parallelism: int | None) -> int:
-    """Returns the number of tasks read so many bytes."""
+    """Returns the number of tasks that read so many bytes."""
     by_size = -(-size // _TASK_BYTES)
     if parallelism is None:
         return max(by_size, min(_UNTOLD_TASKS, size // _UNTOLD_BYTES))
@@ -240,7 +242,7 @@ def bytes_of(journal: SourceJournal, start: Offsets, end: Offsets, most: int) ->
 
 
 def _sizes(journal: SourceJournal, start: Mapping[str, int], end: Mapping[str, int]) -> dict[str, int]:
-    """About how many bytes there are between offsets, by topic."""
+    """Returns about how many bytes there are between offsets, by topic."""
     spans = [(name, (start.get(name, 0), high)) for name, high in end.items()]
     return dict(zip(end, journal.sizes(spans), strict=True))
 
@@ -433,7 +435,7 @@ class StreamReader(LimitedReader):
         return self._latest[1:]
 
     def _opened(self) -> SourceJournal:
-        """The journal; at a server, the one that this query began with."""
+        """Returns the journal; at a server, the one that this query began with."""
         if not self.options.location.served:
             # Kept by the process, and opened anew when it was replaced.
             journal = open_source(self.options.location, newest=self._behind)
@@ -470,7 +472,7 @@ class StreamReader(LimitedReader):
         return read_ranges(journal, partition, self.layout, self._filter, strict=self.options.fail_on_data_loss)
 
     def stop(self) -> None:
-        """Nothing to let go of: the process ends."""
+        """Does nothing, because the process ends."""
 
     # ── the cursor ───────────────────────────────────────────────────────────────────────────────────────────────────
     def done(self, reached: dict[str, int]) -> None:
@@ -488,5 +490,5 @@ class StreamReader(LimitedReader):
 
 
 def _sorted(offsets: Offsets) -> dict[str, int]:
-    """Spark compares offsets as JSON text: the same offsets must have the same text."""
+    """Returns offsets in a fixed order, because Spark compares offsets as JSON text."""
     return {name: offsets[name] for name in sorted(offsets)}

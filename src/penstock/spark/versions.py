@@ -64,7 +64,7 @@ def arrow_schema_of(schema: T.StructType) -> pa.Schema:
 
 
 def check_batch_limits(given: frozenset[str], names: Sequence[str]) -> None:
-    """ConfigError when one of the options that limit a stream's batches was given, and this Spark cannot."""
+    """Raises ConfigError when one of the options that limit a stream's batches was given, and this Spark cannot."""
     named = next((name for name in names if name.lower() in given), None)
     if named is not None and _VERSION < (4, 2):
         raise ConfigError(
@@ -93,7 +93,7 @@ class OffsetReader(DataSourceStreamReader):
 
     @abstractmethod
     def end_after(self, start: dict[str, int], *, limited: bool) -> dict[str, int]:
-        """The end of the batch that begins at `start`. `limited`: as the options say."""
+        """Returns the end of the batch that begins at `start`. `limited`: as the options say."""
 
     def plan(self, start: dict[str, int], end: dict[str, int]) -> None:
         """Hears of every batch that is planned."""

@@ -20,7 +20,7 @@ def plan_files(at: LocalBackend, caller: Caller, topic: str, asked: wire.FilesRe
     caller.check_append(check_name(topic))
     lake = None if asked.lake is None else lake_of(caller, asked.lake)
     if asked.columns:
-        from penstock.core.journal.sealed.columns import columns_schema  # pyarrow is loaded by servers that seal
+        from penstock.core.journal.sealed.columns import columns_schema  # only servers that seal load pyarrow
 
         columns_schema(asked.columns)
     if topic in at.entities.gates.topics:
@@ -48,7 +48,7 @@ def commit_staged(at: LocalBackend, caller: Caller, request: wire.CommitRequest)
 
 
 def _files_of(at: LocalBackend, caller: Caller, files: bytes) -> BulkSegments | None:
-    """The files of a commit, in lakes as the server knows them: its own ones, and the topic's."""
+    """Returns the files of a commit, in lakes as the server knows them: its own ones, and the topic's."""
     if not files:
         return None
     try:
@@ -67,7 +67,7 @@ def _files_of(at: LocalBackend, caller: Caller, files: bytes) -> BulkSegments | 
 
 
 def _own(at: LocalBackend) -> str | None:
-    """The lake beside the journal's own objects; None where others find them with options of its own only."""
+    """Returns the lake beside the journal's own objects; None where others find them with options of its own only."""
     engine = at.engine
     if not isinstance(engine, ObjectEngine) or engine.options.store:
         return None
@@ -75,7 +75,7 @@ def _own(at: LocalBackend) -> str | None:
 
 
 def lake_of(caller: Caller, wanted: str) -> str:
-    """The lake that a caller names, with its options; ConfigError when it may not seal there."""
+    """Returns the lake that a caller names, with its options; ConfigError when it may not seal there."""
     lake = caller.lakes.get(shown_url(wanted.rstrip("/")))
     if lake is None:
         raise ConfigError(
@@ -86,7 +86,7 @@ def lake_of(caller: Caller, wanted: str) -> str:
 
 
 def batch_of(text: str) -> bytes:
-    """A batch's name: 32 hexadecimal digits."""
+    """Returns a batch's name: 32 hexadecimal digits."""
     try:
         found = bytes.fromhex(text)
     except ValueError:

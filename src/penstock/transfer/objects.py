@@ -1,12 +1,13 @@
-"""Blocks on their way to a journal: tasks put them into a folder or a bucket, the writer takes them in, and sweeps.
+"""Staging areas: tasks put blocks into a folder or a bucket; the journal's writer reads them and sweeps.
 
 An area is a folder, or a prefix of an object store, that tasks may write to and the writer may read. An object is one
-piece of a batch, msgpack of [topic, block] pairs, and its name says all that sweeping must know:
+piece of a batch: msgpack of [topic, block] pairs. Its name holds everything that sweeping must know:
 
     blocks/{job}.{number}.{milliseconds}.{batch}.{piece}
 
-`number` is the micro-batch of a stream, 0 for a job that has only one; `batch` is what one try of one task staged. Only
-what a commit names is ever read, so tries that failed, and objects that outlive their commit, change nothing.
+`number` is the micro-batch of a stream, 0 for a job with only one batch. `batch` names the objects that one attempt of
+one task staged. Only objects that a commit names are ever read, so failed attempts, and objects that outlive their
+commit, change nothing.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 
 _FOLDER = "blocks"
 _TRIES = 20
-"""The number of tries to make a folder that others may remove, because it is empty, before a file is in it."""
+"""The number of attempts to make a folder that others may remove while it is still empty."""
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(list[tuple[str, bytes]]).decode
@@ -51,7 +52,7 @@ def encode_piece(blocks: Sequence[tuple[str, bytes]]) -> bytes:
 
 
 def decode_piece(body: bytes | memoryview) -> list[tuple[str, bytes]]:
-    """The topics and blocks in a piece; ConfigError when it is none."""
+    """Returns the topics and blocks in a piece; raises ConfigError when the bytes are no piece."""
     try:
         return _decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -59,7 +60,7 @@ def decode_piece(body: bytes | memoryview) -> list[tuple[str, bytes]]:
 
 
 def own_area(url: str) -> str | None:
-    """The area beside a journal's own objects, when it is in an object store (an absolute url); else None."""
+    """Returns the area beside a journal's own objects, when it is in an object store (an absolute url); else None."""
     where = parse_url(url)
     if not where.in_object_store:
         return None
@@ -68,7 +69,9 @@ def own_area(url: str) -> str | None:
 
 
 def own_lake(url: str) -> str | None:
-    """The lake beside a journal's own objects, when it is in an object store that Arrow knows, too; else None."""
+    """Returns the lake beside a journal's own objects, when it is in an object store that Arrow knows, too; else
+    None.
+    """
     where = parse_url(url)
     if not where.in_object_store or (where.in_bucket and where.scheme not in ("s3", "gs")):
         return None
@@ -77,7 +80,7 @@ def own_lake(url: str) -> str | None:
 
 
 def area_of(url: str) -> StagingArea:
-    """The area of a journal (an absolute url) for which none is named: inside its bucket, or beside its file."""
+    """Returns the default area of a journal (an absolute url): inside its bucket, or beside its file."""
     own = own_area(url)
     if own is not None:
         return StagingArea(own)
@@ -86,13 +89,15 @@ def area_of(url: str) -> StagingArea:
 
 
 def folder_url(path: str | Path) -> str:
-    """The url of a folder of this machine."""
+    """Returns the url of a folder of this machine."""
     return f"file://{quote(str(Path(path).absolute()))}"
 
 
 def check_area(url: str) -> str:
-    """The url of an area, spelled as it is compared; ConfigError when none can be there."""
-    from penstock.objects.store import CLOUD_SCHEMES  # an extra that only those need who stage objects
+    """Returns the url of an area in the form in which urls are compared; raises ConfigError when the url cannot hold
+    an area.
+    """
+    from penstock.objects.store import CLOUD_SCHEMES  # an extra that only programs need that stage objects
 
     known = (*(f"{scheme}://" for scheme in CLOUD_SCHEMES), "file:///")
     if not url.startswith(known):
@@ -103,7 +108,7 @@ def check_area(url: str) -> str:
 
 
 class _Files:
-    """A folder as the store of an area: what lies in it is not synced, since a batch that is lost is run again."""
+    """A folder as the store of an area. Its files are not synced, because Spark repeats a lost batch."""
 
     def __init__(self, root: str) -> None:
         self._root = Path(root)
@@ -115,7 +120,7 @@ class _Files:
                 target.parent.mkdir(parents=True, exist_ok=True)
                 target.write_bytes(data)
                 return
-            except FileNotFoundError as error:  # removed by a job that found it empty
+            except FileNotFoundError as error:  # a job that found the folder empty removed it
                 if tries == _TRIES - 1:
                     raise StorageError(f"cannot stage in {target.parent}: {error}", retryable=True) from error
             except OSError as error:
@@ -142,7 +147,7 @@ class _Files:
             except OSError:
                 failed += 1
         for folder in {(self._root / path).parent for path in paths}:
-            with suppress(OSError):  # others are staging
+            with suppress(OSError):  # other jobs are staging
                 folder.rmdir()
         return failed
 
@@ -156,7 +161,7 @@ def _open_store(url: str, options: Mapping[str, object] | None) -> ObjectStore |
 
 
 class StagingArea:
-    """A folder, or a prefix of an object store, where staged blocks lie."""
+    """A folder, or a prefix of an object store, that holds staged blocks."""
 
     def __init__(
         self,
@@ -165,7 +170,9 @@ class StagingArea:
         clock: Callable[[], float] = time.time,
         folder: str = _FOLDER,
     ) -> None:
-        """`options` are the store's; `clock` tells seconds since 1970; `folder` goes when nothing is in it."""
+        """Opens the store; `options` are the store's options, `clock` tells seconds since 1970, and `folder` goes
+        when it is empty.
+        """
         self.url = check_area(url)
         self._options = options
         self._clock = clock
@@ -176,14 +183,14 @@ class StagingArea:
         return _open_store(self.url, self._options)
 
     def put(self, job: str, number: int, batch: str, piece: int, body: bytes) -> str:
-        """Keeps a piece; returns its path."""
+        """Stores a piece and returns its path."""
         name = f"{job}.{number}.{round(self._clock() * 1000)}.{batch}.{piece}"
         path = f"{self._folder}/{name}"
         self._store.put(path, body)
         return path
 
     def get(self, path: str, size: int) -> bytes:
-        """A piece of that many bytes; StorageError when it is not there, or another."""
+        """Returns a piece of this many bytes; raises StorageError when it is missing or has another size."""
         if path.rpartition("/")[0] != self._folder:
             raise ConfigError(f"{path[:80]!r} is not the path of a staged object")
         found = self._store.get(path, most=size)
@@ -196,7 +203,10 @@ class StagingArea:
         return bytes(found)
 
     def sweep(self, job: str, through: int | None = None) -> int:
-        """Removes what a job has left, of batches up to a number; and what others have forgotten. Returns how many."""
+        """Removes a job's objects of batches up to a number, and old objects of other jobs.
+
+        Returns the number of removed objects.
+        """
         oldest = (self._clock() - STAGED_SECONDS) * 1000
         gone = [
             path

@@ -1,4 +1,6 @@
-"""Publishing what was made elsewhere: a frame's blocks become events in one commit, once, whatever is run again."""
+"""Publishes blocks that were made elsewhere: the blocks of a frame become events in one commit, exactly once even
+when work is repeated.
+"""
 
 from __future__ import annotations
 
@@ -58,25 +60,28 @@ if TYPE_CHECKING:
     from penstock.core.entity.gate import Gates
 
 SYNC_BYTES = 4 << 20
-"""Bytes of steps after which they are put on disk: what the next commit of any caller would else have to wait for."""
+"""The bytes of steps after which they are synced; otherwise the next commit of any caller would wait for this sync."""
 _PAUSE = 0.002
-"""Seconds between two steps, in which other processes get their turn and the next step is made."""
+"""The seconds between two steps, in which other processes get their turn and the next step is prepared."""
 
 
 class BulkCommit(msgspec.Struct, frozen=True):
-    """A commit of staged batches: what says that it was done, and the queue they are pushed to."""
+    """A commit of staged batches: the mark that proves it, and the queue that the events are pushed to."""
 
     batches: list[bytes]
     mark: str | None = None
     version: int = 0
     queue: str | None = None
     content: int | None = None
-    """A hash of all rows, whatever their order: a repeat must have the same. None: it may have others."""
+    """A hash of all rows, independent of their order.
+
+    A repeated commit must have the same hash; None allows other rows.
+    """
     segments: BulkSegments | None = None
 
 
 class Blocks(msgspec.Struct, frozen=True):
-    """Blocks that are not staged yet, and what is known of them."""
+    """Blocks that are not staged yet, with the facts that are known of them."""
 
     pieces: Iterable[tuple[str, Wire]]
     """Topics and blocks, in order."""
@@ -84,11 +89,14 @@ class Blocks(msgspec.Struct, frozen=True):
     events: int
     keyed: bool
     content: int | None = None
-    """As in `BulkCommit`."""
+    """The hash of all rows, as in `BulkCommit`."""
 
 
 def publish_staged(journal: LocalJournal, wanted: BulkCommit) -> bool:
-    """Makes staged batches visible at once; False when that was done before: then what is staged again is dropped."""
+    """Makes staged batches visible at once.
+
+    Returns False when this was done before; the repeated batches are then dropped.
+    """
     asked = _ask_of_staged(journal, wanted) if journal.backend.entities.gates else None
     queue = _queue(journal, wanted.queue)
     segments, others = wanted.segments, None
@@ -102,15 +110,17 @@ def publish_staged(journal: LocalJournal, wanted: BulkCommit) -> bool:
     done = bool(journal.backend.core.run(partial(_publish_staged, journal, wanted, asked, queue, ends)))
     if segments is not None:
         _sweep(journal, segments, others if done else None)
-    for topic, end in ends.items() if done else ():  # in small commits: what is not said yet is read
+    for topic, end in ends.items() if done else ():  # in small commits: a missing fact is read from the blocks
         fill_summaries(journal.backend.core.writer, topic, after=end, hashed=True)
     return done
 
 
 def _ask_of_staged(journal: LocalJournal, wanted: BulkCommit) -> list[int]:
-    """Asks the gates of what is staged before a caller waits for it; returns what they have seen of each batch.
+    """Shows the staged rows to the gates before a caller waits.
 
-    Nothing when it was published before, or is not all there: the commit says so.
+    Returns the number of rows that the gates have seen of each batch.
+
+    Returns nothing when the batches were published before, or are incomplete: the commit reports this.
     """
     gates = journal.backend.entities.gates
     if _was_done(journal, wanted.mark, wanted.version, wanted.content):
@@ -125,7 +135,7 @@ def _ask_of_staged(journal: LocalJournal, wanted: BulkCommit) -> list[int]:
 
 
 def _were_published(journal: LocalJournal, wanted: BulkCommit, segments: BulkSegments) -> bool:
-    """Returns True if files were published before: by now they may be removed again."""
+    """Returns True if files were published before; by now the files may have been removed."""
     with journal.backend.engine.read() as snap:
         if wanted.mark is not None and is_done(snap, wanted.mark, wanted.version, wanted.content):
             return True
@@ -140,7 +150,9 @@ def _publish_staged(
     ends: dict[str, int],
     commit: Commit,
 ) -> bool:
-    """Publishes batches; `ends` gets where the topics of those ended that become part of the journal as they lie."""
+    """Publishes batches; `ends` receives where the topics ended of batches that become part of the journal
+    unchanged.
+    """
     if wanted.mark is not None and is_done(commit.tx, wanted.mark, wanted.version, wanted.content):
         for batch in wanted.batches:
             drop(commit, batch)
@@ -191,11 +203,11 @@ def _publish_parts(
 
 
 def _sweep(journal: LocalJournal, segments: BulkSegments, others: list[tuple[str, str]] | None) -> None:
-    """Removes the files of other tries of a job's batch: it is published, so that none of them can be any more.
+    """Removes the files of other attempts of a published batch, because they can no longer be published.
 
-    `others`: which these are; None where it was published before.
+    `others` names these files; None when the batch was published before.
     """
-    with suppress(PenstockError):  # what cannot be removed now goes when it is old
+    with suppress(PenstockError):  # files that cannot be removed now are swept later
         if others is not None:
             remove_files(segments.topic, others)
             return
@@ -209,9 +221,9 @@ def publish_parts(
     origin: tuple[str, str, int],
     by: tuple[str | None, int, int | None],
 ) -> bool:
-    """Appends blocks and files to a topic in order, all at once; False when that was done before.
+    """Appends blocks and files to a topic in order, in one commit. Returns False when this was done before.
 
-    `origin`: the topic, the job, and the number of its micro-batch. `by`: a mark, its version, and the hash of all
+    `origin` is the topic, the job, and the number of its micro-batch. `by` is a mark, its version, and the hash of all
     rows, as in `BulkCommit`.
     """
     batches: list[bytes] = []
@@ -233,13 +245,13 @@ def publish_parts(
 def publish_blocks(
     journal: LocalJournal, blocks: Blocks, mark: str | None, version: int, queue_name: str | None = None
 ) -> bool:
-    """Appends blocks, all at once; False when the mark says that it was done before.
+    """Appends blocks in one commit. Returns False when the mark shows that this was done before.
 
-    More of them than make a small commit are staged first, step by step, so that no caller waits long behind them.
+    Blocks that exceed a small commit are first staged step by step, so that no caller waits long behind them.
     """
     queue = _queue(journal, queue_name)
     if blocks.size <= INLINE_BYTES:
-        pieces = list(blocks.pieces)  # a commit that failed because of others in it is done a second time
+        pieces = list(blocks.pieces)  # a commit that failed because of other submissions is repeated
         if journal.backend.entities.gates and not _was_done(journal, mark, version, blocks.content):
             ask_gates(journal.backend.entities.gates, pieces)
         return bool(journal.backend.core.run(partial(_append, journal, queue, pieces, mark, version, blocks.content)))
@@ -267,7 +279,7 @@ def _stage_blocks(journal: LocalJournal, batch: bytes, blocks: Blocks) -> None:
 
 
 def _drop_quietly(journal: LocalJournal, batches: Sequence[bytes]) -> None:
-    """Drops what was staged in vain; what cannot be dropped now is swept when it is old."""
+    """Drops batches that were staged in vain; batches that cannot be dropped now are swept later."""
     for batch in batches:
         with suppress(PenstockError):
             journal.backend.core.run(partial(drop, batch=batch))
@@ -304,7 +316,7 @@ def _append(
 
 
 def _was_done(journal: LocalJournal, mark: str | None, version: int, content: int | None) -> bool:
-    """Returns True if a mark says that a version was written, as of now: before much is done in vain."""
+    """Returns True if a mark shows that a version was written, so that no work is done in vain."""
     if mark is None:
         return False
     with journal.backend.engine.read() as snap:
@@ -321,7 +333,7 @@ def stage_step(
     *,
     sync: bool = True,
 ) -> None:
-    """Stages one step; `sync`: puts it on disk, after its commit, so that no caller waits behind the disk."""
+    """Stages one step. `sync` syncs the step after its commit, so that no caller waits for the disk."""
     journal.backend.core.run(lambda commit: stage(commit, batch, number, made, owner, job), relaxed=True)
     if sync and journal.backend.engine.durability == "disk":
         journal.backend.engine.flush()
@@ -332,7 +344,9 @@ def _queue(journal: LocalJournal, name: str | None) -> LocalQueue | None:
 
 
 def is_done(snap: Snapshot, mark: str, version: int, content: int | None) -> bool:
-    """Returns True if a mark says that a version was written; Conflict when it was another content, or perhaps was."""
+    """Returns True if a mark shows that a version was written; raises Conflict when its content was, or may have
+    been, different.
+    """
     done = read_mark(snap, mark)
     if done is None or done < version:
         return False
@@ -350,13 +364,13 @@ def is_done(snap: Snapshot, mark: str, version: int, content: int | None) -> boo
 
 
 def check_push(commit: Commit, queue: LocalQueue, events: int, *, keyed: bool) -> None:
-    """Raises what pushing messages as whole blocks would raise; such a push is otherwise nothing but its events."""
+    """Raises the errors of a push of whole blocks; such a push otherwise consists of its events alone."""
     state = queue.cache.state(commit, queue.name)
     policy = state.policy
     if policy.priority and keyed:
         raise ConfigError(f"queue {queue.name!r} has priorities, and messages with priorities have no ordering keys")
     if policy.max_size is None or (keyed and (policy.throttle is not None or policy.debounce is not None)):
-        return  # those that merge with others are counted as they are pushed
+        return  # messages that merge with others are counted when they are pushed
     held = state.unsettled(commit)
     if events and held + events > policy.max_size:
         raise QueueFull(
@@ -366,18 +380,18 @@ def check_push(commit: Commit, queue: LocalQueue, events: int, *, keyed: bool) -
 
 
 # ── Rows that each count: with options, for queues that look at every push of a key, and for gates ──
-# They are judged as a batch of drafts is, all of them as one: a dedup key that repeats an earlier row's, in whatever
-# block, is a duplicate, and every expectation is about the entity as it was before the write. What is wrong with one is
-# found before anything is changed, where that is possible; in any case nothing of the write is kept.
+# The rows are judged together, like a batch of drafts. A dedup key that repeats the key of an earlier row, in any
+# block, is a duplicate. Every expectation refers to the entity before the write. Errors are found before anything
+# changes, where this is possible; in any case nothing of a failed write is kept.
 
 
 _Asked = tuple[bool, int | None, int | None, int | None, int | None]
 _SHOWN = 60
-"""Bytes of a payload that an error shows."""
+"""The bytes of a payload that an error shows."""
 
 
 class RowsInCommit:
-    """Appends the rows of one write that must be looked at one by one."""
+    """Appends the rows of one write that must be checked one by one."""
 
     def __init__(self, commit: Commit, queue: LocalQueue | None) -> None:
         self._commit = commit
@@ -385,18 +399,20 @@ class RowsInCommit:
         policy = None if self._queue is None else self._queue.policy
         self._merging = policy is not None and (policy.throttle is not None or policy.debounce is not None)
         self._counted = self._merging and policy is not None and policy.max_size is not None
-        """True if no block's rows can be counted beforehand: how many of the others merge is known once they do."""
+        """True if the rows of a block cannot be counted beforehand, because the number of rows that merge is known
+        only afterwards.
+        """
         self._fresh: dict[str, deque[Sequence[int]]] = defaultdict(deque)
-        """By topic, the rows of each of its blocks that are no duplicates, in order."""
+        """By topic: the rows of each block that are no duplicates, in order."""
         self._deliveries: dict[_Asked, DeliveryOptions | None] = {}
         self._gathered = 0
 
     def wants(self, *, keyed: bool, asks: bool) -> bool:
-        """Returns True if the rows of a block must be looked at."""
+        """Returns True if the rows of a block must be checked."""
         return asks or (keyed and self._merging) or self._counted
 
     def check(self, pieces: Iterable[tuple[str, Wire]]) -> int:
-        """Looks at all blocks that will be appended, before the first is; returns how many rows are duplicates."""
+        """Checks all blocks before the first append; returns the number of duplicate rows."""
         seen: dict[str, set[str | None]] = defaultdict(set)
         duplicates = 0
         for topic, wire in pieces:
@@ -416,7 +432,7 @@ class RowsInCommit:
         return duplicates
 
     def _fresh_rows(self, topic: str, dedups: Sequence[str | None], seen: set[str | None]) -> Sequence[int]:
-        """The rows that neither repeat a row of this write nor an event that the topic remembers."""
+        """Returns the rows that repeat neither a row of this write nor an event that the topic remembers."""
         unseen = [None if dedup in seen else dedup for dedup in dedups]
         known, repeats = find_duplicates(self._commit, topic, unseen)
         fresh = [
@@ -487,13 +503,13 @@ class RowsInCommit:
                 each = [self._delivery(block, options, row) for row in fresh]
             push(self._commit, self._queue, batch, None, each=each)
         self._gathered += len(fresh)
-        if self._gathered >= BLOCK_EVENTS:  # what is gathered is in memory
+        if self._gathered >= BLOCK_EVENTS:  # the gathered rows are in memory
             self._commit.flush()
             self._gathered = 0
 
 
 def ask_gates(gates: Gates, pieces: Iterable[tuple[str, Wire]]) -> None:
-    """Shows every row of topics with gates to them; Denied names the first gate that refuses, and the row."""
+    """Shows every row to the gates of its topic. Denied names the first gate that refuses, and the row."""
     for topic, wire in pieces:
         if not gates.of(topic):
             continue
@@ -514,7 +530,7 @@ def ask_gates(gates: Gates, pieces: Iterable[tuple[str, Wire]]) -> None:
 
 
 def _draft(block: Block, row: int, encoded: bytes) -> Draft:
-    """A row as a caller that appends one by one would have given it."""
+    """Returns a row as the draft of a single append."""
     options = options_of(block.wire)
     dedup, expect = (None, None) if options is None else (options.dedup, options.expect)
     return Draft(
@@ -542,7 +558,10 @@ def judged(
     *,
     now_ms: int,
 ) -> DeliveryOptions | None:
-    """A row's options as a push's arguments, with its checks and errors; None: as usual. Times are milliseconds."""
+    """Returns a row's options as the arguments of a push, with its checks and errors; None for the defaults.
+
+    Times are milliseconds.
+    """
     rank: int | Literal["front"] = "front" if priority == keys.FRONT else priority or 0
     at = None if not_before is None else from_ms(not_before)
     options = PushOptions(priority=rank, delay=(delay or 0) / 1000, not_before=at, max_attempts=max_attempts)
@@ -550,7 +569,7 @@ def judged(
 
 
 def row_words(block: Block, row: int) -> str:
-    """Returns the name of a row, for people: what it says, since rows of a frame have no numbers."""
+    """Returns a description of a row for people: its contents, because rows of a frame have no numbers."""
     payload = bytes(block.raw_payload(row))
     shown = payload[:_SHOWN].decode(errors="replace") + ("…" if len(payload) > _SHOWN else "")
     said = f"a row of kind {block.kind(row)!r}"

@@ -1,4 +1,4 @@
-"""Consumers: a delivery, a subscription, a worker. The journal and the queue give them to a program.
+"""Consumers: a delivery, a subscription, a worker. A program gets them from the journal and the queue.
 
 delivery        one message in one consumer's hand, until it is settled or its lease ends
 subscription    the history of topics, then what comes

@@ -1,4 +1,4 @@
-"""A delivery: one message in one consumer's hand, until it is settled or its lease ends."""
+"""A delivery: one message that one consumer holds, until it is settled or its lease ends."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ NEVER = (1 << 63) - 1
 
 
 class LeaseHold(Protocol):
-    """The lease that several deliveries share, wherever the lease is kept."""
+    """The lease that several deliveries share, in this process or at a server."""
 
     label: str
     consumer: str | None
@@ -36,19 +36,20 @@ class LeaseHold(Protocol):
 
     @property
     def queue(self) -> QueueBackend:
-        """The queue that it is of."""
+        """The queue of the lease."""
 
     def token(self, index: int) -> str:
-        """The name of the delivery with this index in the lease."""
+        """Returns the token of the delivery with this index in the lease."""
 
 
 def backend_of(delivery: Delivery) -> QueueBackend:
-    """The queue that a delivery is of, as its handle stands on it."""
+    """Returns the interface beneath the queue of a delivery."""
     return delivery._hold.queue
 
 
 class Delivery(msgspec.Struct, Generic[PayloadT], eq=False, weakref=True):
-    """A message that is yours until `deadline`: `ack` it, `nack` it, or use it as a context manager that does.
+    """A message under your lease until `deadline`: `ack` it, `nack` it, or use it as a context manager, which settles
+    it.
 
     >>> for delivery in queue.receive(wait=5):
     ...     with delivery:   # acknowledged on a clean exit, given back with the error on an exception
@@ -60,7 +61,7 @@ class Delivery(msgspec.Struct, Generic[PayloadT], eq=False, weakref=True):
     event: Event[PayloadT]
     """The message as it was pushed."""
     attempt: int
-    """The number of deliveries so far, this delivery included."""
+    """The number of deliveries so far, including this delivery."""
     _deadline: int = 0
     _settled: bool = False
     _outcome: Outcome | None = None
@@ -73,22 +74,22 @@ class Delivery(msgspec.Struct, Generic[PayloadT], eq=False, weakref=True):
 
     @property
     def group(self) -> str:
-        """The group it was taken for."""
+        """The group that the message was taken for."""
         return self._hold.label
 
     @property
     def consumer(self) -> str | None:
-        """The consumer that took it, if it gave its name."""
+        """The consumer that took the message, if it gave its name."""
         return self._hold.consumer
 
     @property
     def queue(self) -> Queue[PayloadT]:
-        """The queue it was taken from."""
+        """The queue that the message was taken from."""
         return self._hold.queue.handle
 
     @property
     def deadline(self) -> datetime:
-        """The time when the lease ends; datetime.max for one that lasts as long as this process."""
+        """The time when the lease ends; datetime.max for a lease that lasts as long as this process."""
         ms = self._deadline or self._hold.deadline
         return datetime.max.replace(tzinfo=UTC) if ms == NEVER else from_ms(ms)
 
@@ -99,11 +100,11 @@ class Delivery(msgspec.Struct, Generic[PayloadT], eq=False, weakref=True):
 
     @property
     def payload(self) -> PayloadT:
-        """The message's payload, decoded now; PoisonMessage (with the raw bytes) when it does not decode."""
+        """The message's payload, decoded on access; PoisonMessage (with the raw bytes) when it does not decode."""
         return self.event.payload
 
     def as_(self, type: type[T]) -> T:
-        """The payload as a value of a declared event type, upcast to its newest version."""
+        """Returns the payload as a value of a declared event type, upcast to its newest version."""
         return self.event.as_(type)
 
     @property
@@ -135,42 +136,44 @@ class Delivery(msgspec.Struct, Generic[PayloadT], eq=False, weakref=True):
 
     # ── what becomes of it ───────────────────────────────────────────────────────────────────────────────────────────
     def ack(self, *, result: object = None) -> None:
-        """Settles the message, durably. StaleDelivery when the lease was lost, or the delivery was settled already.
+        """Settles the message durably.
 
-        `result`: what the one who pushed it with `reply=True` is told; over HTTP, JSON and no bytes.
+        Raises StaleDelivery when the lease was lost, or the delivery is settled already.
+
+        `result` goes to the caller that pushed the message with `reply=True`; over HTTP it is JSON, and not bytes.
         """
         self._hold.queue.ack(self, result)
         self._settled = True
 
     async def ack_async(self, *, result: object = None) -> None:
-        """`ack` for an event loop: shares its commit with all that are awaited meanwhile."""
+        """Does what `ack` does, for an event loop; shares its commit with other awaited calls."""
         await self._hold.queue.ack_async(self, result)
         self._settled = True
 
     def nack(
         self, *, delay: Duration | None = None, error: str | BaseException | None = None, dead: bool = False
     ) -> None:
-        """Gives the message back to its position, after `delay` (the policy's, unless given); `dead` gives it up.
+        """Gives the message back to its position, after `delay` (default: the policy's delay); `dead` gives it up.
 
-        `error`: why, in text, or the exception: then its traceback is kept as well.
+        `error` is the reason: a text, or the exception, whose traceback is then kept too.
         """
         self._nack(check_nack(error, delay=delay, dead=dead))
 
     async def nack_async(
         self, *, delay: Duration | None = None, error: str | BaseException | None = None, dead: bool = False
     ) -> None:
-        """`nack` for an event loop."""
+        """Does what `nack` does, for an event loop."""
         import asyncio
 
         await asyncio.to_thread(lambda: self.nack(delay=delay, error=error, dead=dead))
 
     def _nack(self, options: NackRequest) -> None:
-        """Gives the message back as checked options say."""
+        """Gives the message back with checked options."""
         self._outcome = self._hold.queue.nack(self, options)
         self._settled = True
 
     def extend(self, lease: Duration | None = None) -> None:
-        """Keeps the message for `lease` more seconds from now (the policy's lease, unless given)."""
+        """Extends the lease to `lease` seconds from now (default: the policy's lease)."""
         self._deadline = self._hold.queue.extend([self], None if lease is None else seconds(lease, "lease"))
 
     def release(self, delay: Duration = 0) -> None:
@@ -191,7 +194,7 @@ class Delivery(msgspec.Struct, Generic[PayloadT], eq=False, weakref=True):
         if not isinstance(error, Exception):  # interrupted, not failed
             self.release()
             return
-        with suppress(StaleDelivery):  # the caller's own failure matters more than that the lease is lost
+        with suppress(StaleDelivery):  # the caller's own failure matters more than the lost lease
             self.nack(error=error)
 
     async def __aenter__(self) -> Self:
@@ -203,5 +206,5 @@ class Delivery(msgspec.Struct, Generic[PayloadT], eq=False, weakref=True):
         if error is None:
             await self.ack_async()
             return
-        # What the block failed with is settled even if the task is cancelled once more.
+        # The failure of the block is settled even if the task is cancelled once more.
         await finish(lambda: self.__exit__(kind, error, trace))

@@ -15,9 +15,9 @@ log = Log("penstock.aio")
 
 
 class Handover(Generic[T]):
-    """Gets something in a thread and hands it to the caller, or undoes it when the caller has gone.
+    """A result that a thread gets for a caller, and that is undone when the caller is gone.
 
-    A cancelled caller goes at once. What is on its way to it then, or is got later, is given to `undo` in a thread.
+    A cancelled caller returns at once. A result that is on its way then, or arrives later, goes to `undo` in a thread.
     """
 
     def __init__(self, undo: Callable[[T], object]) -> None:
@@ -25,7 +25,7 @@ class Handover(Generic[T]):
         self._lock = threading.Lock()
         self._found: list[T] = []
         self.gone = False
-        """True if the caller has gone."""
+        """True if the caller is gone."""
 
     async def run(self, get: Callable[[], T]) -> T:
         """Returns the result of `get`."""
@@ -62,13 +62,14 @@ class Handover(Generic[T]):
 
 
 async def hand_over(get: Callable[[], T], undo: Callable[[T], object]) -> T:
-    """Returns the result of `get`, which is called in a thread; `undo` is given it when the caller was cancelled
-    meanwhile."""
+    """Returns the result of `get`, which runs in a thread; `undo` gets the result when the caller was cancelled
+    meanwhile.
+    """
     return await Handover(undo).run(get)
 
 
 async def finish(act: Callable[[], T]) -> T:
-    """Does something in a thread to its end, also when the caller is cancelled before it has begun."""
+    """Runs a function in a thread to its end, even when the caller is cancelled before it has begun."""
     import asyncio
 
     context = copy_context()

@@ -1,8 +1,7 @@
-"""Several processes that work: started, started again when one ends or a source file changes, and ended.
+"""A group of worker processes: starts them, restarts them when a process ends or a source file changes, and ends them.
 
-The processes are spawned: each imports the program anew. A process ends when the process that started it is gone. A
-process that is one of several can be ended by itself, as another one takes its place: that is how a call ends that
-takes longer than it may.
+The processes are spawned: each process imports the program anew. A process ends when its parent is gone. A process of a
+group can be ended alone, because a new process replaces it: so a call ends that exceeds its time limit.
 """
 
 from __future__ import annotations
@@ -24,16 +23,16 @@ if TYPE_CHECKING:
     from multiprocessing.context import SpawnProcess
 
 LOOK_SECONDS: Final = 0.5
-"""Seconds between two looks at the processes, and at the source files."""
+"""The seconds between two checks of the processes and the source files."""
 BEGIN_SECONDS: Final = 5.0
-"""A process that fails within so many seconds would fail again: everything ends."""
+"""A process that fails within this many seconds would fail again, so all processes end."""
 REPLACED: Final = 75
-"""The exit code of a process that ended because a call in it took longer than it may."""
+"""The exit code of a process that ended because a call exceeded its time limit."""
 
 
 # ── in the process that starts the others ────────────────────────────────────────────────────────────────────────────
 class Supervisor:
-    """Processes that call one function each, until they have ended or are told to."""
+    """A group of processes that each call a function, until they have ended or are told to end."""
 
     def __init__(
         self,
@@ -50,7 +49,9 @@ class Supervisor:
         self._seen = self._sources()
 
     def run(self, wait: Callable[[float], bool]) -> int:
-        """Runs until all processes have ended well, or `wait` says to stop; returns the code of one that failed."""
+        """Runs until all processes have succeeded, or `wait` returns True; returns the exit code of a failed
+        process.
+        """
         self._begun = [self._begin(call) for call in self._calls]
         code = 0
         try:
@@ -69,7 +70,7 @@ class Supervisor:
         return code
 
     def _mend(self, codes: list[int | None]) -> int:
-        """Starts again what has failed; returns the exit code of a process that fails at its beginning."""
+        """Restarts failed processes; returns the exit code of a process that fails at its beginning."""
         for number, code in enumerate(codes):
             process, at = self._begun[number]
             if not code or (self._watched is not None and code != REPLACED):
@@ -86,14 +87,14 @@ class Supervisor:
         process = get_context("spawn").Process(target=_work, args=(self._target, *call))
         try:
             process.start()
-        except RuntimeError as error:  # this is such a process, which imports the program's main module
+        except RuntimeError as error:  # this is a worker process, which imports the program's main module
             raise ConfigError(
                 'processes import the module that starts them: start them below if __name__ == "__main__":'
             ) from error
         return process, time.monotonic()
 
     def _end(self) -> None:
-        """Lets the processes finish what they have in hand."""
+        """Lets the processes finish their current work, and ends them."""
         for process, _ in self._begun:
             process.terminate()
         for process, _ in self._begun:
@@ -127,22 +128,23 @@ def _ending(code: int) -> str:
 
 # ── in each of the processes ─────────────────────────────────────────────────────────────────────────────────────────
 class OneOfSeveral:
-    """This process, which may end at any time, as another one takes its place."""
+    """This process as a part of a group: it may end at any time, because a new process replaces it."""
 
     def __init__(self) -> None:
         self._guard = threading.Lock()
         self._deadlines: dict[object, float] = {}
         self.ending = False
-        """True if it is to end: a call in it took longer than it may, and its thread goes on."""
+        """True if the process is to end: a call exceeded its time limit, and its thread continues."""
 
     def replace(self) -> None:
-        """Has the process end when it has finished what else it has in hand."""
+        """Ends the process once it has finished its other work."""
         self.ending = True
 
     @contextmanager
     def limited(self, limit: float) -> Iterator[None]:
-        """Has the system end the process when the block has not ended a few seconds after its time limit: a function
-        that is written in C may keep every thread of Python from running."""
+        """Lets the system end the process when the block has not ended a few seconds after its time limit: a
+        function in C may keep every Python thread from running.
+        """
         mark = object()
         self._set(mark, time.monotonic() + limit + TASK_KILL_SECONDS)
         try:
@@ -156,7 +158,7 @@ class OneOfSeveral:
                 del self._deadlines[mark]
             else:
                 self._deadlines[mark] = deadline
-            # What SIGALRM does unless a program says otherwise needs no thread of Python's: it ends the process.
+            # The default action of SIGALRM needs no Python thread: it ends the process.
             left = min(self._deadlines.values(), default=None)
             signal.setitimer(signal.ITIMER_REAL, 0 if left is None else max(0.001, left - time.monotonic()))
 
@@ -165,14 +167,14 @@ _here: OneOfSeveral | None = None
 
 
 def one_of_several() -> OneOfSeveral | None:
-    """This process as one of several; None: it is no such process, and nothing may end it."""
+    """Returns this process as a part of a group; None for any other process."""
     return _here
 
 
 def _work(target: Callable[..., None], *given: object) -> None:
     """The main function of a process that a `Supervisor` has started."""
     global _here
-    os.setsid()  # a Ctrl-C at the terminal is for the process that started this one, which passes it on once
+    os.setsid()  # a Ctrl-C at the terminal is for the parent, which passes it on once
     threading.Thread(target=_follow_parent, name="penstock-parent", daemon=True).start()
     _here = OneOfSeveral()
     try:
@@ -188,7 +190,7 @@ def _work(target: Callable[..., None], *given: object) -> None:
 
 
 def _follow_parent() -> None:
-    """Has this process end, as a signal would, when the one that started it is gone."""
+    """Ends this process, like a signal, when its parent is gone."""
     from multiprocessing import parent_process
 
     parent = parent_process()

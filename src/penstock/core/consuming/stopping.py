@@ -1,4 +1,6 @@
-"""Signals that end a program which works: the first lets it finish what it has in hand, one more ends it at once."""
+"""Signals that end a working program: the first signal lets it finish its current work, a second signal ends it at
+once.
+"""
 
 from __future__ import annotations
 
@@ -10,22 +12,26 @@ from queue import Empty, SimpleQueue
 from types import FrameType
 
 POLL_SECONDS = 0.2
-"""The system may give a signal to another thread, which does not end the main thread's wait: Python calls the handler
-when that thread next runs."""
+"""The seconds between two checks for a signal.
+
+The system may deliver a signal to another thread, which does not end the main thread's wait.
+"""
 AGAIN_SECONDS = 1.0
-"""A signal within so many seconds of the first is the same one: a parent passes on what the terminal sent to both."""
+"""A signal within this many seconds of the first signal is the same signal: a parent passes on a signal that the
+terminal sent to both processes.
+"""
 
 
 class StopSignals:
-    """Within its block, the first SIGINT or SIGTERM is noted and does nothing else; one more ends the process at once.
+    """A block in which the first SIGINT or SIGTERM is only noted; a second signal ends the process at once.
 
-    A `threading.Event` would not do: its `set` takes a lock that the interrupted thread may hold at that moment.
+    A `threading.Event` does not work here: `set` takes a lock, which the interrupted thread may hold.
     """
 
     def __init__(self) -> None:
         self._came: SimpleQueue[int] = SimpleQueue()
         self.asked = False
-        """True if one came."""
+        """True if a signal arrived."""
         self._first = 0.0
 
     def __enter__(self) -> StopSignals:
@@ -45,7 +51,7 @@ class StopSignals:
             os.kill(os.getpid(), number)
 
     def wait(self, seconds: float) -> bool:
-        """Waits for so long, or until a signal comes; whether one came."""
+        """Waits for this time, or until a signal arrives; returns whether a signal arrived."""
         deadline = time.monotonic() + seconds
         while not self.asked and (left := deadline - time.monotonic()) > 0:
             with suppress(Empty):

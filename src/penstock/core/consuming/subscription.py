@@ -1,4 +1,4 @@
-"""The base of every subscription: the history of a topic, or of several, then what is appended."""
+"""The base of every subscription: the history of one or several topics, then new events."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ OnLag = Literal["catch_up", "raise", "drop"]
 
 
 class LiveIterator(ABC, Generic[T]):
-    """Things as they come: iterate it (also with `async for`), or ask for the `next` one."""
+    """An iterator over items as they arrive: iterate over it (also with `async for`), or call `next`."""
 
     def next(self, timeout: Duration | None = None) -> T | None:
-        """The next one; None after `timeout` seconds without one, or when it is closed."""
+        """Returns the next item; None after `timeout` seconds without an item, or when the iterator is closed."""
         waits = self._waits(timeout, ask=timeout == 0)
         try:
             while True:
@@ -30,7 +30,7 @@ class LiveIterator(ABC, Generic[T]):
             return end.value  # type: ignore[no-any-return]
 
     async def next_async(self, timeout: Duration | None = None) -> T | None:
-        """`next` for an event loop."""
+        """Does what `next` does, for an event loop."""
         waits = self._waits(timeout, ask=False)
         while True:
             try:
@@ -41,7 +41,7 @@ class LiveIterator(ABC, Generic[T]):
 
     @abstractmethod
     def close(self) -> None:
-        """Ends it; every thread that waits in it gets None."""
+        """Ends the waiting; every waiting thread gets None."""
 
     def __iter__(self) -> Iterator[T]:
         while (found := self.next()) is not None:
@@ -65,7 +65,9 @@ class LiveIterator(ABC, Generic[T]):
 
     # ── what `next` waits for ────────────────────────────────────────────────────────────────────────────────────────
     def _waits(self, timeout: Duration | None, *, ask: bool) -> Generator[tuple[int, float | None], None, T | None]:
-        """Returns what `next` does; yields before each wait the signal's version to wait past, and the seconds left."""
+        """Runs `next` as a generator that returns its result; yields, before each wait, the signal's version to wait
+        past and the seconds left.
+        """
         deadline = None if timeout is None else time.monotonic() + seconds(timeout, "timeout")
         while not self._is_closed():
             seen = self._version()
@@ -80,31 +82,31 @@ class LiveIterator(ABC, Generic[T]):
 
     @abstractmethod
     def _is_closed(self) -> bool:
-        """Returns True if it was closed; raises what ended it when that was no `close`."""
+        """Returns True if the iterator was closed; raises the error that ended it otherwise."""
 
     @abstractmethod
     def _version(self) -> int:
-        """A number that grows with everything that may be ready."""
+        """Returns a number that grows with every item that may be ready."""
 
     @abstractmethod
     def _ready(self, *, ask: bool) -> T | None:
-        """The next one if it is here; `ask`: also makes a request for it where one is needed."""
+        """Returns the next item if it is here; `ask` also makes a request for it where necessary."""
 
     @abstractmethod
     def _wait(self, seen: int, left: float | None) -> None:
-        """Waits until the version is past `seen`, for so many seconds at the most."""
+        """Waits until the version is past `seen`, for at most so many seconds."""
 
     @abstractmethod
     async def _wait_async(self, seen: int, left: float | None) -> None:
-        """`_wait` for an event loop."""
+        """Does what `_wait` does, for an event loop."""
 
     def _typed(self, found: T) -> T:
-        """Returns the events that are ready, as the caller gets them."""
+        """Returns ready events in the form of the caller."""
         return found
 
 
 class EventFollower(LiveIterator["Event[PayloadT]"], Generic[PayloadT]):
-    """Events as they come."""
+    """A follower of events as they arrive."""
 
     _payload: PayloadType[PayloadT] | None = None
 
@@ -113,21 +115,23 @@ class EventFollower(LiveIterator["Event[PayloadT]"], Generic[PayloadT]):
 
 
 class Subscription(EventFollower[PayloadT]):
-    """A topic's events after a position as they come."""
+    """A subscription to a topic's events after a position."""
 
     missed: int
-    """Events skipped so far, with on_lag="drop"."""
+    """The number of events skipped so far, with on_lag="drop"."""
 
     @property
     @abstractmethod
     def position(self) -> int:
-        """The position of the last event handed out (or skipped): subscribe after it to go on elsewhere."""
+        """The position of the last event that was returned (or skipped): subscribe after it to continue elsewhere."""
 
 
 class JournalSubscription(EventFollower):
-    """The events of several topics after positions as they come."""
+    """A subscription to the events of several topics after positions."""
 
     @property
     @abstractmethod
     def positions(self) -> dict[str, int]:
-        """By topic, the position of the last event handed out or passed: subscribe after them to go on elsewhere."""
+        """The positions of the last events that were returned or passed, by topic: subscribe after them to continue
+        elsewhere.
+        """

@@ -1,4 +1,4 @@
-"""The base of every worker: something that runs a handler again and again, in threads of its own, until told to stop.
+"""The base of every worker, which runs a handler again and again, in its own threads, until it is told to stop.
 
 A worker that fails begins again, so many times a minute. A worker that fails more often gives up, and the journal says
 so (`observe.workers`). Coroutine handlers run in the event loop that the worker was started from, else in one of the
@@ -34,15 +34,17 @@ if TYPE_CHECKING:
 log = Log("penstock.worker")
 
 LOOP_GLANCE = 0.5
-"""Seconds between two looks at whether a handler's loop is still there: one that is closed wakes no waiter."""
+"""The seconds between two checks of a handler's event loop, because a closed loop wakes no waiter."""
 
 _at_work: ContextVar[Worker | None] = ContextVar("penstock_worker", default=None)
-"""The worker whose handler runs here: it cannot wait for its own end. Further threads of a worker run in copies of its
-context."""
+"""The worker whose handler runs here, which cannot wait for its own end.
+
+Further threads of a worker run in copies of its context.
+"""
 
 
 class Worker:
-    """Runs something again and again until told to stop: `start` in a thread of its own, or `run` in this one.
+    """A worker, which runs until it is told to stop: `start` it in its own thread, or `run` it in this thread.
 
     In an event loop use `async with`, or `await worker.run_async()`.
     """
@@ -59,7 +61,7 @@ class Worker:
         self._handler = handler
         self._is_async = _is_coroutine_function(handler)
         self._loop: asyncio.AbstractEventLoop | None = None
-        """The event loop that it was started from."""
+        """The event loop that the worker was started from."""
         self._own_loop: HandlerLoop | None = None
         self._thread: threading.Thread | None = None
         self._stopping = threading.Event()
@@ -68,11 +70,13 @@ class Worker:
         self._in_foreground = False
         self._beginning = threading.Lock()
         self._ended: Ticket[None] = Ticket()
-        """Resolved when the run under way has ended, for threads and event loops that wait for that."""
+        """A ticket that is resolved when the current run has ended."""
 
     # ── beginning ────────────────────────────────────────────────────────────────────────────────────────────────────
     def start(self) -> Self:
-        """Begins in a background thread and returns at once; coroutine handlers run in the caller's event loop."""
+        """Starts the worker in a background thread and returns at once; coroutine handlers run in the caller's event
+        loop.
+        """
         with self._beginning:
             if self._thread is not None or self._in_foreground:
                 raise ConfigError(f"worker {self.name!r} was started already")
@@ -80,11 +84,12 @@ class Worker:
             self._ended = Ticket()
             thread = threading.Thread(target=self._guarded, name=f"penstock-{self.name}", daemon=True)
             thread.start()
-            self._thread = thread  # only now: one that could not start can be started again, and is not waited for
+            # only now: a worker that could not start can be started again, and no caller waits for it
+            self._thread = thread
         return self
 
     def run(self) -> None:
-        """Works in the calling thread until stopped; a failure beyond the restart budget is raised here."""
+        """Runs in the calling thread until stopped; raises a failure beyond the restart budget."""
         with self._in_this_thread():
             log.info("worker %r begins; its journal is %r", self.name, self._journal)
             say_started(self._journal, self.name)
@@ -100,14 +105,17 @@ class Worker:
                     self._stopping.wait(self._pause_after(error))
 
     async def run_async(self) -> None:
-        """Works until stopped, for an event loop: coroutine handlers run in it. Cancelled, it finishes what it has."""
+        """Runs until stopped, for an event loop, in which coroutine handlers run.
+
+        A cancelled worker finishes its current work.
+        """
         import asyncio
 
         self.start()
         try:
-            await self._ended  # no thread of the loop's waits here: handlers may need all it has
+            await self._ended  # no thread of the loop waits here, because handlers may need all of them
         finally:
-            # A cancelled task may still wait for what it has in hand.
+            # A cancelled task may still wait for its current work.
             await asyncio.shield(asyncio.ensure_future(self.stop_async()))
 
     def _work(self) -> None:
@@ -115,8 +123,9 @@ class Worker:
 
     # ── ending ───────────────────────────────────────────────────────────────────────────────────────────────────────
     def stop(self, timeout: Duration | None = None) -> None:
-        """Finishes what is in hand, ends, and raises what made the worker fail, if it did."""
-        # Asked before it is told to stop: it may end at once, and whether the caller may wait here depends on no luck.
+        """Finishes the current work, ends, and raises the worker's failure, if there is one."""
+        # Checked before the worker is told to stop: the worker may end at once, and the check must not depend on
+        # timing.
         in_its_loop = self.alive and self._is_async and self._loop is not None and running_loop() is self._loop
         limit = None if timeout is None else seconds(timeout, "timeout")
         if not self._tell_to_stop():
@@ -134,7 +143,7 @@ class Worker:
         self._raise_failure(timeout)
 
     async def stop_async(self, timeout: Duration | None = None) -> None:
-        """`stop` for an event loop."""
+        """Does what `stop` does, for an event loop."""
         import asyncio
 
         limit = None if timeout is None else seconds(timeout, "timeout")
@@ -145,11 +154,13 @@ class Worker:
                 async with asyncio.timeout(limit):
                     await self._ended
         if self._thread is not None and self._ended.done():
-            self._thread.join()  # it is past its last line
+            self._thread.join()  # the worker is past its last line
         self._raise_failure(timeout)
 
     def _tell_to_stop(self) -> bool:
-        """Lets it begin with nothing more; False when its own handler says so, which cannot wait for its end."""
+        """Lets the worker begin no further work; returns False when its own handler calls this, which cannot wait
+        for the end.
+        """
         self._stopping.set()
         self._nudge()
         if _at_work.get() is self:
@@ -158,7 +169,9 @@ class Worker:
         return True
 
     def _raise_failure(self, timeout: Duration | None) -> None:
-        """After a wait for the worker's end: raises what made it fail, or that it has not ended."""
+        """Raises, after a wait for the worker's end, the worker's failure, or an error when the worker has not
+        ended.
+        """
         if self.alive:
             raise TimeoutError(
                 f"worker {self.name!r} is still busy after {timeout} s; it ends when its handler returns"
@@ -169,7 +182,7 @@ class Worker:
 
     @property
     def alive(self) -> bool:
-        """True if it is at work, in a thread of its own or in the one that called `run`."""
+        """True while the worker runs, in its own thread or in the thread that called `run`."""
         return self._in_foreground or (self._thread is not None and self._thread.is_alive())
 
     def __enter__(self) -> Self:
@@ -185,14 +198,16 @@ class Worker:
         await self.stop_async()
 
     def _nudge(self) -> None:
-        """Wakes the worker if it waits for something to do."""
+        """Wakes the worker if it waits for work."""
 
     def _check_may_wait(self) -> None:
-        """ConfigError where the worker could not end while this thread waits for it."""
+        """Raises ConfigError when the worker could not end while this thread waits for it."""
 
     # ── failing ──────────────────────────────────────────────────────────────────────────────────────────────────────
     def _pause_after(self, error: Exception) -> float:
-        """Seconds after which to begin again; raises the failure when there were too many within a minute."""
+        """Returns the seconds after which to begin again; raises the failure after too many failures within a
+        minute.
+        """
         if self._stopping.is_set():
             raise error
         now = self._journal.clock.monotonic()
@@ -244,7 +259,9 @@ class Worker:
     # ── running the handler ──────────────────────────────────────────────────────────────────────────────────────────
     @contextmanager
     def _in_this_thread(self) -> Iterator[None]:
-        """For a thread that works: lets `stop` know when it is called from there, or has to wait for `run`."""
+        """Marks the thread as working, so that `stop` knows when this thread calls it, or when it must wait for
+        `run`.
+        """
         with self._beginning:
             foreground = threading.current_thread() is not self._thread
             if foreground:
@@ -264,7 +281,7 @@ class Worker:
                 self._ended.resolve(None)
 
     def _check_may_run(self) -> None:
-        if self.alive:  # twice at once, its handler would be given the same things twice
+        if self.alive:  # two runs at once would give the handler the same items twice
             raise ConfigError(f"worker {self.name!r} is at work already")
         if self._is_async and running_loop() is not None:
             raise ConfigError(
@@ -281,17 +298,19 @@ class Worker:
                 span.end()
 
     def _wait_for(self, outcome: Awaitable[object]) -> Any:
-        """Waits, in a thread of the worker's, for what an asynchronous handler gives. It runs in the event loop that
-        the worker was started from, else in the worker's own."""
+        """Waits, in a thread of the worker, for the result of an asynchronous handler.
+
+        The handler runs in the event loop that the worker was started from, else in the worker's own loop.
+        """
         import asyncio
         from concurrent.futures import CancelledError
 
         loop = self._loop or self._begin_own_loop()
-        self._is_async = self._is_async or self._loop is not None  # also when only the first call told
+        self._is_async = self._is_async or self._loop is not None  # also when only the first call revealed it
         marked = self._marked(outcome)
         try:
             under_way = asyncio.run_coroutine_threadsafe(marked, loop)
-        except RuntimeError as error:  # it is closed
+        except RuntimeError as error:  # the loop is closed
             marked.close()
             if isinstance(outcome, Coroutine):
                 outcome.close()
@@ -301,11 +320,11 @@ class Worker:
                 try:
                     return under_way.result(LOOP_GLANCE)
                 except TimeoutError:
-                    if under_way.done():  # the handler's own
+                    if under_way.done():  # the handler's own error
                         return under_way.result()
                     self._check_loop(loop, under_way)
         except CancelledError as error:
-            raise asyncio.CancelledError from error  # which is no failure of the handler's
+            raise asyncio.CancelledError from error  # this is no failure of the handler
 
     def _begin_own_loop(self) -> asyncio.AbstractEventLoop:
         with self._beginning:
@@ -313,13 +332,15 @@ class Worker:
             return self._own_loop.loop
 
     def _check_loop(self, loop: asyncio.AbstractEventLoop, under_way: Future[Any]) -> None:
-        """CancelledError when a handler under way cannot go on: its loop was closed, or stands still at the end."""
+        """Raises CancelledError when a running handler cannot continue: its loop was closed, or stands still at the
+        end.
+        """
         import asyncio
 
         if loop.is_closed():
             raise asyncio.CancelledError
         if self._stopping.is_set() and not loop.is_running():
-            under_way.cancel()  # should the loop run once more, the handler does not: the message is given back
+            under_way.cancel()  # the handler does not run if the loop runs once more: the message is given back
             raise asyncio.CancelledError
 
     async def _marked(self, outcome: Awaitable[object]) -> Any:
@@ -328,7 +349,7 @@ class Worker:
 
 
 class HandlerLoop:
-    """An event loop in a thread of its own, for the coroutine handlers of a worker that was started from none."""
+    """An event loop in its own thread, for the coroutine handlers of a worker that was started without a loop."""
 
     def __init__(self, name: str) -> None:
         import asyncio
@@ -345,13 +366,13 @@ class HandlerLoop:
             runner.run(self._over.wait())
 
     def close(self) -> None:
-        """Ends the loop, with what handlers have left running in it."""
+        """Ends the loop, with the tasks that handlers have left running."""
         self.loop.call_soon_threadsafe(self._over.set)
         self._thread.join()
 
 
 def running_loop() -> asyncio.AbstractEventLoop | None:
-    # A program that never imported asyncio has no loop, and need not import it to learn that.
+    # A program that never imported asyncio has no loop, so asyncio is not imported here.
     if "asyncio" not in sys.modules:
         return None
     from asyncio import _get_running_loop
@@ -366,12 +387,12 @@ def _is_coroutine_function(handler: Callable[..., object]) -> bool:
 
 
 def _check_takes_one(handler: Callable[..., object]) -> None:
-    """ConfigError when a handler cannot be called with one argument: every attempt would fail."""
+    """Raises ConfigError when a handler cannot be called with one argument, because every attempt would fail."""
     import inspect
 
     try:
         signature = inspect.signature(handler)
-    except (TypeError, ValueError):  # some functions that are written in C do not say
+    except (TypeError, ValueError):  # some functions in C have no signature
         return
     try:
         signature.bind(None)
@@ -383,7 +404,7 @@ def _check_takes_one(handler: Callable[..., object]) -> None:
 
 
 def adapt_handler(handler: Callable[..., Any], convert: Callable[[Any], object]) -> Callable[..., Any]:
-    """A handler of what `convert` makes of a worker's things; asynchronous, if it is."""
+    """Returns a handler whose argument is converted by `convert`; asynchronous for an asynchronous handler."""
 
     def call(given: Any) -> Any:
         return handler(convert(given))

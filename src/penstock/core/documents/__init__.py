@@ -1,4 +1,4 @@
-"""Values as text and JSON: how the command line, the HTTP API and exports spell events.
+"""Values as text and JSON, as the command line, the HTTP API and exports write events.
 
 events       events, drafts and receipts as JSON documents
 cloudevents  events as CloudEvents 1.0, and back

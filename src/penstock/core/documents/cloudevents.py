@@ -7,8 +7,8 @@
     sequence        position (20 digits)        traceparent     header `traceparent`; also `tracestate`
     tags            tags, as a JSON array of text
 
-Any other attribute `x` is the header `ce-x`. What comes in is deduplicated by its source and id, which CloudEvents says
-are unique together: a producer may repeat a request whose answer was lost.
+Any other attribute `x` is the header `ce-x`. Incoming events are deduplicated by source and id, which are unique
+together in CloudEvents: a producer may repeat a request whose answer was lost.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _decode_many = msgspec.json.Decoder(list[dict[str, Any]]).decode
 
 # ── out ──────────────────────────────────────────────────────────────────────────────────────────────────────────────
 def attributes_of(event: Event) -> dict[str, str]:
-    """The attributes of an event, without its data."""
+    """Returns the attributes of an event, without its data."""
     headers = event.headers
     found = {
         "specversion": "1.0",
@@ -79,7 +79,7 @@ def _content_type(event: Event) -> str:
 
 
 def to_cloudevent(event: Event) -> dict[str, object]:
-    """An event as a CloudEvent in structured mode."""
+    """Returns an event as a CloudEvent in structured mode."""
     document: dict[str, object] = dict(attributes_of(event))
     if event.binary:
         document["data_base64"] = base64.b64encode(event.raw).decode()
@@ -89,14 +89,14 @@ def to_cloudevent(event: Event) -> dict[str, object]:
 
 
 def to_json(event: Event) -> bytes:
-    """`to_cloudevent` as JSON text; the payload is spliced in as it is stored."""
+    """Returns the document of `to_cloudevent` as JSON text; the payload is spliced in as it is stored."""
     if event.binary:
         return _encode(to_cloudevent(event))
     return _encode({**attributes_of(event), "data": msgspec.Raw(event.raw)})
 
 
 def to_http(event: Event) -> tuple[dict[str, str], bytes]:
-    """An event in binary mode: the headers of a request or an answer, and its body."""
+    """Returns an event in binary mode: the headers of a request or an answer, and its body."""
     attributes = attributes_of(event)
     headers = {"content-type": attributes.pop("datacontenttype")}
     headers |= {PREFIX + name: quote(value, safe=_UNQUOTED) for name, value in attributes.items()}
@@ -110,7 +110,9 @@ sign."""
 
 # ── in ───────────────────────────────────────────────────────────────────────────────────────────────────────────────
 def from_cloudevent(document: Mapping[str, object], where: str = "the CloudEvent") -> Draft:
-    """The draft of an event that came as a CloudEvent in structured mode; ConfigError names what is wrong with it."""
+    """Returns the draft of an event that came as a CloudEvent in structured mode; ConfigError names what is wrong
+    with it.
+    """
     data, encoded = document.get("data"), document.get("data_base64")
     if encoded is not None:
         if data is not None or not isinstance(encoded, str):
@@ -124,7 +126,7 @@ def from_cloudevent(document: Mapping[str, object], where: str = "the CloudEvent
 
 
 def from_json(data: bytes, *, batch: bool = False) -> list[Draft]:
-    """The drafts of a body in structured mode: one CloudEvent, or with `batch` an array of them."""
+    """Returns the drafts of a body in structured mode: one CloudEvent, or with `batch` an array of them."""
     if not batch:
         return [from_cloudevent(decoded(data, _decode_one, dict[str, Any]))]
     found = decoded(data, _decode_many, list[dict[str, Any]])
@@ -132,7 +134,7 @@ def from_json(data: bytes, *, batch: bool = False) -> list[Draft]:
 
 
 def from_http(headers: Iterable[tuple[str, str]], content_type: str, body: bytes) -> Draft:
-    """The draft of an event that came in binary mode: attributes in `ce-` headers, data in the body."""
+    """Returns the draft of an event that came in binary mode: attributes in `ce-` headers, data in the body."""
     given: dict[str, object] = {}
     for name, value in headers:
         if name.lower().startswith(PREFIX):
@@ -175,7 +177,7 @@ def _draft(given: Mapping[str, object], data: object, where: str) -> Draft:
 
 
 def _text(name: str, value: object, where: str) -> str:
-    """An attribute's value as text; CloudEvents also has booleans and whole numbers."""
+    """Returns an attribute's value as text; CloudEvents also has booleans and whole numbers."""
     if not _NAME.fullmatch(name):
         raise ConfigError(f"{where} has an attribute {name[:40]!r}: names are lower-case letters and digits")
     if isinstance(value, bool):
@@ -205,10 +207,10 @@ def _time(text: str | None, where: str) -> datetime | None:
 
 
 def _dedup(source: str, id: str) -> str:
-    """Source and id together, which a dedup key has room for."""
+    """Returns source and id as one text, which a dedup key has room for."""
     key = f"cloudevent {len(source)} {source} {id}"
     if len(key.encode()) <= _DEDUP_BYTES:
         return key
-    import hashlib  # a command that appends no CloudEvents should not wait for it
+    import hashlib  # a command that appends no CloudEvents should not wait for this import
 
     return f"cloudevent {hashlib.sha256(key.encode()).hexdigest()}"

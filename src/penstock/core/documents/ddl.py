@@ -1,4 +1,4 @@
-"""The text of a schema, checked before Spark parses it as a part of a longer one that no user wrote."""
+"""The text of a schema, checked before Spark parses it as a part of a longer, generated schema."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _NESTED = re.compile(r"(?i)(ARRAY|MAP|STRUCT)\s*<(.*)>", re.DOTALL)
 
 
 class SchemaText(NamedTuple):
-    """A schema as it was written, and what the caller calls it in errors."""
+    """A schema as it was written, and its name in errors."""
 
     option: str
     text: str

@@ -1,7 +1,7 @@
 """Decodes documents from outside into values of declared types, or raises a ConfigError that names the wrong field.
 
-Unknown names are refused, wherever they stand, with the nearest one that is known: a misspelt field must not be a field
-left out.
+Unknown names are refused at every level, with the nearest known name: a misspelt field must not count as a missing
+field.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Q = TypeVar("Q", bound=msgspec.Struct)
 
 # ── bodies ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 def decoded(data: bytes, decode: Callable[[bytes], T], kind: object, what: str = "the body") -> T:
-    """A body as a value of the expected type."""
+    """Returns a body as a value of the expected type."""
     try:
         return decode(data)
     except RecursionError:
@@ -33,8 +33,10 @@ def decoded(data: bytes, decode: Callable[[bytes], T], kind: object, what: str =
 
 
 def misspelt_in(data: bytes, kind: object) -> str | None:
-    """The first unknown field in a JSON text, in a sentence; None when every field is known, or it is no JSON."""
-    from msgspec.inspect import type_info  # here: only what is wrong needs it
+    """Returns a sentence about the first unknown field in a JSON text; None when every field is known, or the text
+    is no JSON.
+    """
+    from msgspec.inspect import type_info  # imported here: only errors need it
 
     try:
         return _misspelt(msgspec.json.decode(data), type_info(kind), "")
@@ -67,7 +69,7 @@ def _misspelt(value: object, kind: types.Type, where: str) -> str | None:
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """The end of a sentence about an unknown name: the nearest known one, or all of them."""
+    """Returns the end of a sentence about an unknown name: the nearest known one, or all of them."""
     import difflib
 
     names = sorted(known)
@@ -77,7 +79,10 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 # ── query parameters ─────────────────────────────────────────────────────────────────────────────────────────────────
 def query_of(given: Mapping[str, Sequence[str]], kind: type[Q]) -> Q:
-    """A query string's parameters as a struct. A parameter without a value counts as not given, a flag as given."""
+    """Returns a query string's parameters as a struct.
+
+    A parameter without a value counts as not given, a flag as given.
+    """
     fields = _fields(kind)
     values: dict[str, object] = {}
     for name, texts in given.items():
@@ -92,7 +97,7 @@ def query_of(given: Mapping[str, Sequence[str]], kind: type[Q]) -> Q:
 
 
 def refuse_parameters(given: Iterable[str]) -> None:
-    """For operations that take none."""
+    """Refuses query parameters, for operations without parameters."""
     for name in given:
         raise unknown_parameter(name, ())
 

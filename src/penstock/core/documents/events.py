@@ -1,4 +1,4 @@
-"""Events as JSON documents: how the command line, the HTTP API and exports spell them.
+"""Events as JSON documents, as the command line, the HTTP API and exports write them.
 
 An event's document has `seq, topic, kind, id, recorded_at, occurred_at, payload`, and `key, scope, headers,
 correlation_id, causation_id, tags` when it has them. A payload appended as bytes is base64 text, and `binary` says so.
@@ -25,7 +25,7 @@ _is_json = msgspec.json.Decoder(msgspec.Raw).decode
 
 
 class EventDocument(msgspec.Struct, omit_defaults=True):
-    """An event as JSON says it; its payload is spliced in, and taken out, as it is."""
+    """An event as a JSON document; the payload is copied in and out unchanged."""
 
     seq: int
     topic: str
@@ -42,11 +42,14 @@ class EventDocument(msgspec.Struct, omit_defaults=True):
     tags: tuple[str, ...] = ()
     binary: bool = False
     poison: bool = False
-    """The stored payload does not decode: what is shown is its bytes as base64."""
+    """True when the stored payload does not decode; `payload` is then its bytes as base64."""
 
 
 class DraftDocument(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True):
-    """A draft as JSON says it. An event's document is one too: what a draft has no use for is ignored."""
+    """A draft as a JSON document.
+
+    An event's document is also a draft's document: fields without a use for a draft are ignored.
+    """
 
     kind: str
     payload: Any = None
@@ -56,14 +59,14 @@ class DraftDocument(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=Tr
     occurred_at: datetime | None = None
     dedup: str | None = None
     cause: str | int | None = None
-    """The id of the event that caused it, or, in a batch, the index of a draft before it."""
+    """The id of the event that caused this event, or, in a batch, the index of an earlier draft."""
     correlation: str | None = None
     expect: int | None = None
-    """The position of its entity's newest event; a Conflict when that is another."""
+    """The expected position of the entity's newest event; another position is a Conflict."""
     tags: list[str] | None = None
     """Names by which the event is found besides its key."""
     unless: list[EventQuery] | None = None
-    """A Conflict when such an event is there: one that any of these describes."""
+    """A list of conditions; an event that matches any of them is a Conflict."""
     after: int | None = None
     """The position up to which the caller has read: `unless` is about the events after it."""
     binary: bool = False
@@ -71,17 +74,17 @@ class DraftDocument(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=Tr
     topic: str | None = None
     """The topic of the draft, in a batch over several topics."""
     causation_id: str | None = None
-    """An event's name for `cause`."""
+    """The name of `cause` in an event's document."""
     correlation_id: str | None = None
-    """An event's name for `correlation`."""
+    """The name of `correlation` in an event's document."""
     seq: int | None = None
-    """Of an event; ignored, as are the fields below."""
+    """A field of events; ignored, like the fields below."""
     id: str | None = None
     recorded_at: datetime | None = None
     poison: bool = False
 
     def draft(self) -> Draft:
-        """The draft this document describes."""
+        """Returns the draft this document describes."""
         payload = self.payload
         if self.binary:
             payload = decode_binary(payload)
@@ -103,7 +106,7 @@ class DraftDocument(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=Tr
 
 
 class ReceiptDocument(msgspec.Struct, omit_defaults=True):
-    """A receipt as JSON says it."""
+    """A receipt as a JSON document."""
 
     topic: str
     seq: int
@@ -113,7 +116,7 @@ class ReceiptDocument(msgspec.Struct, omit_defaults=True):
 
 
 def event_document(event: Event) -> EventDocument:
-    """The document of an event, its payload spliced in as it is stored."""
+    """Returns the document of an event, its payload spliced in as it is stored."""
     raw = event.raw
     binary = event.binary
     poison = False
@@ -146,12 +149,12 @@ def event_document(event: Event) -> EventDocument:
 
 
 def base64_json(data: bytes) -> msgspec.Raw:
-    """Bytes as JSON says them: base64 text."""
+    """Returns bytes as base64 text in JSON."""
     return msgspec.Raw(b'"%b"' % base64.b64encode(data))
 
 
 def event_json(event: Event) -> bytes:
-    """The document of an event as one line of JSON, without its end."""
+    """Returns the document of an event as one line of JSON, without its end."""
     return _encode(event_document(event))
 
 
@@ -164,14 +167,14 @@ class PlainDraft(msgspec.Struct, forbid_unknown_fields=True, gc=False):
     key: str | None = None
 
     def draft(self) -> Draft:
-        """The draft this document describes."""
+        """Returns the draft this document describes."""
         return Draft(self.kind, self.payload, key=self.key)
 
 
 def receipts_json(receipts: Sequence[Receipt]) -> bytes:
-    """`{"receipts": […]}` of many receipts, as `receipt_document` would say each.
+    """Returns `{"receipts": […]}` of many receipts, each as `receipt_document` writes it.
 
-    Those of one commit differ in little: what they have in common is written once.
+    Receipts of one commit differ little, so their common part is encoded once.
     """
     topic, high, begin, id = "", -1, "", ""
     said = []
@@ -193,12 +196,12 @@ def receipts_json(receipts: Sequence[Receipt]) -> bytes:
 
 
 def receipt_document(receipt: Receipt) -> ReceiptDocument:
-    """The document of a receipt."""
+    """Returns the document of a receipt."""
     return ReceiptDocument(receipt.topic, receipt.seq, receipt.id, receipt.correlation_id, receipt.duplicate)
 
 
 def decode_binary(text: object) -> bytes:
-    """The bytes behind a binary payload's base64 text."""
+    """Returns the bytes behind a binary payload's base64 text."""
     if not isinstance(text, str):
         raise ConfigError("a binary payload is base64 text")
     try:
@@ -211,6 +214,6 @@ _decode_draft = msgspec.json.Decoder(DraftDocument).decode
 
 
 def draft_from_json(line: bytes | str) -> Draft:
-    """The draft one line of JSON describes; ConfigError when it describes none."""
+    """Returns the draft that one line of JSON describes; raises ConfigError for any other line."""
     data = line.encode("utf-8", "surrogateescape") if isinstance(line, str) else line
     return decoded(data, _decode_draft, DraftDocument, "this line").draft()

@@ -4,7 +4,7 @@ Arrow's JSON reader is fast and refuses a whole block for one row. A refused blo
 msgspec reads these rows one at a time, with types made from the same schema and errors that name the field. Both give
 equal values for every row that both take. A schema with maps is read by msgspec alone: Arrow's reader has none.
 
-Arrow's reader crashes the process when the first document is null, so that nothing but objects reaches it.
+Arrow's reader crashes the process when the first document is null, so it gets only objects.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class ParsedColumns(NamedTuple):
 
     columns: list[pa.Array]
     absent: _Mask | None
-    """A mask of the rows whose payload is null or does not fit: all their fields are null. None: there are none."""
+    """A mask of the rows whose payload is null or does not fit: all their fields are null. None without such rows."""
     misfits: list[Misfit]
 
 
@@ -61,7 +61,9 @@ class PayloadParser:
         self._quick = all(_is_quick(field.type) for field in schema)
 
     def parse(self, payloads: pa.BinaryArray, binary: _Mask | None = None) -> ParsedColumns:
-        """The fields of a binary column of JSON texts; `binary` marks rows whose payloads need not be JSON at all."""
+        """Returns the fields of a binary column of JSON texts; `binary` marks rows whose payloads need not be JSON
+        at all.
+        """
         count = len(payloads)
         bounds = np.frombuffer(payloads.buffers()[1], dtype=np.int32)[payloads.offset : payloads.offset + count + 1]
         held = payloads.buffers()[2]
@@ -91,7 +93,7 @@ class PayloadParser:
 
     # ── all at once ──────────────────────────────────────────────────────────────────────────────────────────────────
     def _pieces(self, payloads: pa.BinaryArray, rows: _Rows) -> Iterator[_ParsedRows]:
-        """The rows of objects, in as few pieces as they fit; `rows` says which they are."""
+        """Yields the rows of objects, in as few pieces as they fit; `rows` holds their numbers."""
         count = len(payloads)
         if not count:
             return
@@ -106,7 +108,7 @@ class PayloadParser:
             yield from self._pieces(payloads.slice(half), rows[half:])
 
     def _together(self, payloads: pa.BinaryArray) -> list[pa.Array] | None:
-        """The fields of all rows by Arrow's reader; None when it does not take one of them."""
+        """Returns the fields of all rows by Arrow's reader; None when the reader refuses a row."""
         count = len(payloads)
         bounds = np.frombuffer(payloads.buffers()[1], dtype=np.int32)
         start, stop = int(bounds[payloads.offset]), int(bounds[payloads.offset + count])
@@ -127,7 +129,7 @@ class PayloadParser:
 
     # ── row by row ───────────────────────────────────────────────────────────────────────────────────────────────────
     def _one_by_one(self, payloads: pa.BinaryArray, rows: _Rows) -> _ParsedRows:
-        """Every row for itself, with what is wrong with those that do not fit."""
+        """Parses every row by itself, and returns the errors of rows that do not fit."""
         convert = [converter(field.type) for field in self.schema]
         names = [f"f{at}" for at in range(len(self.schema))]
         values: list[list[object]] = [[] for _ in names]
@@ -168,7 +170,7 @@ class _ParsedRows(NamedTuple):
 def _in_row_order(
     schema: pa.Schema, parsed: Iterable[_ParsedRows], count: int, nulls: _Mask | None = None
 ) -> ParsedColumns:
-    """The pieces in the order of their rows."""
+    """Returns the pieces in the order of their rows."""
     pieces: list[_ParsedRows] = list(parsed)
     misfits = [misfit for piece in pieces for misfit in piece.misfits]
     absent = nulls if nulls is not None and nulls.any() else None
@@ -190,14 +192,16 @@ def _in_row_order(
 
 
 def _byte_of_each(data: NDArray[np.uint8], offsets: _Rows, lengths: _Rows) -> NDArray[np.uint8]:
-    """A byte of each row; 0 for an empty one."""
+    """Returns a byte of each row; 0 for an empty one."""
     if not data.size:
         return np.zeros(len(offsets), np.uint8)
     return np.where(lengths > 0, data[np.clip(offsets, 0, data.size - 1)], 0)
 
 
 def _check_names(field: pa.Field) -> None:
-    """ConfigError for a name that has to be escaped in JSON: there are several ways to, and msgspec looks for none."""
+    """Raises ConfigError for a name that must be escaped in JSON: there are several ways to escape it, and msgspec
+    supports none of them.
+    """
     if any(character in '"\\' or character < " " for character in field.name):
         raise ConfigError(f"payloadSchema: the field {field.name!r} cannot be asked for by name; use from_json")
     inner = field.type
@@ -218,7 +222,7 @@ def _is_quick(kind: pa.DataType) -> bool:
 
 
 def _innermost(kind: pa.DataType) -> Iterator[pa.DataType]:
-    """The types of the values in structs and lists, however deep; a type that is neither is its own."""
+    """Yields the types of the values in structs and lists, however deep; a type that is neither is its own."""
     if pa.types.is_struct(kind) and not is_variant(kind):
         for field in kind:
             yield from _innermost(field.type)
@@ -233,7 +237,7 @@ def _whole(column: pa.ChunkedArray) -> pa.Array:
 
 
 def _wire_type(kind: pa.DataType) -> pa.DataType:
-    """The type Arrow's reader is asked for: text where it cannot read the type, or reads it laxly."""
+    """Returns the type that Arrow's reader reads: text where it cannot read the type, or reads it too loosely."""
     if pa.types.is_struct(kind):
         return pa.struct([field.with_type(_wire_type(field.type)) for field in kind])
     if pa.types.is_list(kind):
@@ -244,7 +248,7 @@ def _wire_type(kind: pa.DataType) -> pa.DataType:
 
 
 def _typed(column: pa.Array, kind: pa.DataType) -> pa.Array:
-    """A column of a wire type as the type it stands for; an error when a value does not fit."""
+    """Returns a column of a wire type as the type it stands for; an error when a value does not fit."""
     if pa.types.is_float32(kind):
         if pc.any(pc.is_inf(column)).as_py():
             raise Unfit
@@ -284,7 +288,7 @@ def _has_lax(kind: pa.DataType) -> bool:
 
 
 _FLOAT_MAX = 3.4028235677973366e38
-"""From here on a number is infinite as a FLOAT."""
+"""The number from which a FLOAT is infinite."""
 
 
 class Unfit(ValueError):
@@ -292,13 +296,13 @@ class Unfit(ValueError):
 
 
 def struct_type(fields: list[pa.Field]) -> type[msgspec.Struct]:
-    """A struct whose fields may be missing or null; their real names are its fields' names in JSON."""
+    """Returns a struct whose fields may be missing or null; their real names are its fields' names in JSON."""
     members = [(f"f{at}", _or_null(field.type), None) for at, field in enumerate(fields)]
     return msgspec.defstruct("Fields", members, rename={f"f{at}": field.name for at, field in enumerate(fields)})
 
 
 def _or_null(kind: pa.DataType) -> Any:
-    """The type of a value that may be null; JSON as it is written has its own."""
+    """Returns the type of a value that may be null; JSON as it is written has its own."""
     return msgspec.Raw if is_variant(kind) else _python_type(kind) | None
 
 
@@ -376,7 +380,7 @@ def _map_converter(kind: pa.DataType) -> Converter:
 
 
 def _key_converter(kind: pa.DataType) -> Converter:
-    """A map's key from its text in JSON."""
+    """Returns a map's key from its text in JSON."""
     if pa.types.is_boolean(kind):
         return _switch
     if pa.types.is_integer(kind):
@@ -455,8 +459,8 @@ def _duration(text: str) -> timedelta:
 
 
 def variant_of(text: msgspec.Raw) -> dict[str, bytes] | None:
-    """JSON as Spark's VARIANT; null is null."""
-    from pyspark.sql.variant_utils import VariantUtils  # the one who asks for it is Spark
+    """Returns JSON as Spark's VARIANT; null stays null."""
+    from pyspark.sql.variant_utils import VariantUtils  # only Spark needs this import
 
     written = bytes(text)
     if written == b"null":

@@ -1,5 +1,8 @@
-"""The parts that engines share: they refuse use after close, after a fork, for writing when read-only, or when their
-files have lost their names; read transactions; write transactions that are committed as a batch."""
+"""The parts that engines share.
+
+Engines refuse use after close, after a fork, for writing when read-only, and when their files have lost their names.
+This module also has read transactions, and write transactions that are committed as a batch.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ from penstock.core.units import in_parts
 from penstock.errors import Closed, ConfigError, NoStore, OutcomeUnknown, PenstockError, ReadOnly, StorageError
 
 END = b"\xff" * 600
-"""Above every key an engine takes."""
+"""A bound above every key that an engine takes."""
 FORMAT_KEY = b"\xff" * 505
 """The key under which a database without any other mark records its format. It is longer than a key may be, so no scan
 reaches it."""
@@ -68,19 +71,19 @@ class BaseEngine(Engine):
             self._check_files()
 
     def _check_files(self) -> None:
-        """StorageError when the store is not where it was opened any more."""
+        """Raises StorageError when the store is no longer where it was opened."""
         lost = self._lost_files()
         if lost is None:
             return
-        if self._closed:  # by another thread: its last connection may remove what it needs no more
+        if self._closed:  # by another thread: its last connection may remove files that it no longer needs
             raise Closed(f"{self._name} is closed")
         raise StorageError(f"{lost}; close it and open it again")
 
     def _acknowledge(self) -> None:
-        """The last step of every commit: OutcomeUnknown when the store is not where it was opened any more."""
+        """Ends every commit: raises OutcomeUnknown when the store is no longer where it was opened."""
         if self._files is None or self._files.missing() is None:
             return
-        self._foreign = True  # the caller forgets the commit, and has to read it should the files come back
+        self._foreign = True  # the caller forgets the commit, and must read it again if the files come back
         raise OutcomeUnknown(
             f"{self._lost_files()}: this commit is in what had the name before, if that is anywhere; close it and open "
             "it again"
@@ -107,7 +110,7 @@ class BaseEngine(Engine):
         """Puts everything committed so far on disk."""
 
     def close(self) -> None:
-        """Closes the store; StorageError when it has lost its name and no call has said so yet."""
+        """Closes the store; raises StorageError when the store has lost its name and no call has reported it yet."""
         told = self._closed or self._lost or self.read_only or self.is_foreign_process()
         lost = None if told else self._lost_files()
         try:
@@ -147,7 +150,9 @@ class BaseEngine(Engine):
         self._turn.release()
 
     def _shut(self) -> bool:
-        """Keeps further transactions from beginning; False when it is closed already, or is the parent process's."""
+        """Prevents further transactions; returns False when the store is closed already, or belongs to the parent
+        process.
+        """
         if self._closed or self.is_foreign_process():
             self._closed = True
             return False
@@ -180,7 +185,9 @@ def is_made(view: EngineView, where: object, wanted: bytes, *, read_only: bool) 
 
 
 def check_folder(folder: Path, store: str, mark: str, is_own: Callable[[str], bool], *, read_only: bool) -> None:
-    """Raises unless a folder holds a store, which has a file `mark`, or may become one: it shares it with no others."""
+    """Checks that a folder holds a store, which has a file `mark`, or may become a store: a store shares its folder
+    with no other files.
+    """
     if folder.exists() and not folder.is_dir():
         raise ConfigError(f"{folder} is a file; a {store} store is a folder: give it a name of its own")
     if folder.is_symlink() and not folder.exists():
@@ -216,7 +223,7 @@ def backup_at(destination: str | os.PathLike[str]) -> Iterator[Path]:
 
 def _remove(path: Path) -> None:
     if path.is_dir():
-        import shutil  # and with it two compressors, which a program that makes no backup should not wait for
+        import shutil  # shutil loads two compressors, which a program without backups should not wait for
 
         shutil.rmtree(path, ignore_errors=True)
     else:
@@ -225,8 +232,9 @@ def _remove(path: Path) -> None:
 
 
 def process_stat(pid: int) -> list[str]:
-    """The fields of /proc/PID/stat after the program's name: the state is the first, the start the twentieth; none
-    where there is no such process, or the system does not say."""
+    """Returns the fields of /proc/PID/stat after the program's name: the state is the first field, the start time
+    the twentieth. Returns no fields for a missing process, or where the system has no such file.
+    """
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -234,7 +242,7 @@ def process_stat(pid: int) -> list[str]:
 
 
 def transaction_is_over() -> Closed:
-    """The error of a transaction that is used outside its block."""
+    """Returns the error for a transaction that is used outside its block."""
     return Closed("this transaction is over (or never began): use it inside its `with` block, while its store is open")
 
 
@@ -285,14 +293,14 @@ class HeldRead(Held):
 
 
 # ── Write transactions of engines that commit by batch: uncommitted changes, laid over a snapshot ──
-# A key is changed (put or deleted), or lies in a deleted range, or is the snapshot's. Ranges are kept sorted and apart,
-# so that a scan can jump over them instead of walking through what was deleted.
+# A key is changed (put or deleted), or in a deleted range, or in the snapshot. Ranges are kept sorted and disjoint, so
+# that a scan can jump over them instead of walking through deleted keys.
 
 
 def laid_over(
     below: Iterator[tuple[bytes, bytes]], changed: Iterable[tuple[bytes, bytes | None]], *, reverse: bool
 ) -> Iterator[tuple[bytes, bytes]]:
-    """Rows with changed ones in the place of theirs; a changed row without a value is a deleted one."""
+    """Yields the rows of a view with changes applied; a changed row without a value is deleted."""
     found = next(below, None)
     for key, value in changed:
         while found is not None and (found[0] > key if reverse else found[0] < key):
@@ -308,14 +316,16 @@ def laid_over(
 
 
 class BatchEngine(BaseEngine):
-    """An engine that commits by batch: its write transactions collect their changes, and it writes them at the end."""
+    """An engine that commits by batch: a write transaction collects its changes, and the engine writes them at the
+    end.
+    """
 
     def write(self, *, sync: bool = True) -> OverlayWrite:
         self._check_writable()
         return OverlayWrite(self, sync)
 
     def backup(self, destination: str | os.PathLike[str]) -> None:
-        """Writes every row of a snapshot into a new store of this kind, as private as this one."""
+        """Writes every row of a snapshot into a new store of this kind, with the permissions of this store."""
         with self.read() as snapshot, backup_at(destination) as partial:
             partial.mkdir(0o700)
             with closing(type(self)(str(partial), read_only=False, durability="process")) as copy:
@@ -324,7 +334,7 @@ class BatchEngine(BaseEngine):
 
     @abstractmethod
     def _begin(self) -> tuple[EngineView, bool]:
-        """Waits for this thread's turn; the newest committed state, and whether another writer changed it."""
+        """Waits for this thread's turn. Returns the newest committed state, and whether another writer changed it."""
 
     @abstractmethod
     def _commit(self, changes: OverlayWrite) -> None:
@@ -332,20 +342,20 @@ class BatchEngine(BaseEngine):
 
 
 class OverlayWrite:
-    """A write transaction: changes that read like a store of their own, and are handed to their engine at the end."""
+    """A write transaction: its changes can be read like a store, and go to the engine at the end."""
 
     begun: float = math.inf
     __slots__ = ("_base", "_engine", "_order", "changes", "foreign", "kept", "ranges", "relaxed", "writes")
 
     def __init__(self, engine: BatchEngine | None, sync: bool, base: EngineView | None = None) -> None:
         self._engine = engine
-        """Who gets the changes; None: they are tried out over a snapshot, and never kept."""
+        """The engine that gets the changes; None when the changes are only tried out over a snapshot."""
         self._base = base
         """The view below the changes; None before the transaction begins and after it ends."""
         self.changes: dict[bytes, bytes | None] = {}
         """The newest value of every changed key; None for a deleted one."""
         self.ranges: list[tuple[bytes, bytes]] = []
-        """Deleted ranges; `changes` holds only what happened to their keys afterwards."""
+        """The deleted ranges; `changes` holds only later changes of their keys."""
         self._order: list[bytes] | None = None
         self.writes = 0
         self.foreign = False
@@ -428,7 +438,8 @@ class OverlayWrite:
             mine = order[bisect_left(order, start) : bisect_left(order, stop)]
             if reverse:
                 mine.reverse()
-            # What a key held when the scan began: the caller may change keys behind it, and those must not come back.
+            # The values at the beginning of the scan: the caller may change keys that the scan has passed, and these
+            # keys must not appear again.
             values = [self.changes[key] for key in mine]
             rows = laid_over(rows, zip(mine, values, strict=True), reverse=reverse)
         for row in rows:
@@ -436,7 +447,7 @@ class OverlayWrite:
             self._usable()
 
     def _below(self, base: EngineView, start: bytes, stop: bytes, reverse: bool) -> Iterator[tuple[bytes, bytes]]:
-        """The base's keys outside the deleted ranges."""
+        """Yields the base's keys outside the deleted ranges."""
         for low, high in self._gaps(start, stop, reverse):
             yield from base.scan(low, high, reverse=reverse)
 
@@ -465,8 +476,8 @@ class OverlayWrite:
 
 
 # ── Whether the files of an open store still have the names they were opened under ──
-# A file that is deleted, moved or replaced while it is open takes writes as before, and no reader finds them later. A
-# lock on a file that has lost its name keeps no process out.
+# A file that is deleted, moved or replaced while it is open still accepts writes, and no reader finds them later. A
+# lock on a file without its name excludes no process.
 
 
 QUIET_NS, COARSE_QUIET_NS = 500_000_000, 3_000_000_000
@@ -478,9 +489,10 @@ COARSE_NS = 10_000_000
 
 
 class OpenFiles:
-    """The files of an open store that must keep their names; those with one folder are looked at through it.
+    """The files of an open store that must keep their names. Files of one folder are checked through the folder.
 
-    A folder's ctime changes with every name in it, and no program can set it: while it stays, one look is enough.
+    A folder's ctime changes with every name in it, and no program can set it: while the ctime stays, one check is
+    enough.
     """
 
     def __init__(self, *paths: str) -> None:
@@ -490,12 +502,13 @@ class OpenFiles:
         }
         self._folders: list[int] = []
         self.unchanged: tuple[int, int] | None = None
-        """The folder and its ctime when all was well, if every later change will have another."""
-        # What a link leads to may lose its name without a change of the link's folder.
+        """The folder and its ctime at the last successful check, if every later change will have another ctime."""
+        # The target of a link may lose its name without a change of the link's folder.
         self._together = all(self.folder == os.path.dirname(path) and not os.path.islink(path) for path in paths)  # noqa: PTH114, PTH120
         for path in paths:
             if os.path.isdir(path):  # noqa: PTH112
-                # Else the number of a folder that was removed would soon be another's. Files are held by the engine.
+                # Otherwise another folder could soon have the number of a removed folder. The engine holds the files
+                # open.
                 self._folders.append(os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
 
     def missing(self) -> str | None:
@@ -508,7 +521,7 @@ class OpenFiles:
         if (folder.st_ino, changed) == self.unchanged:
             return None
         quiet = COARSE_QUIET_NS if changed % COARSE_NS == 0 else QUIET_NS
-        # The clock is read before the look: the look sees what came before, and what comes after has a later time.
+        # The clock is read before the check: the check sees earlier changes, and later changes have a later time.
         is_quiet = self._together and time.time_ns() - changed > quiet
         self.unchanged = None
         missing = self._look()
@@ -547,15 +560,15 @@ def _identity(path: str) -> tuple[int, int] | None:
 
 
 # ── CRC-32 that does not let go of the interpreter for a few kilobytes ──
-# `zlib.crc32` releases Python's global lock above 5 KiB, for what takes five microseconds. A thread that merges blocks
-# beside a busy writer then asks for the lock back at every block, waits up to the switch interval each time, and makes
-# the writer wake it in vain at every write. Below `SMALL_BYTES` the sum is made in pieces that keep the lock.
+# `zlib.crc32` releases Python's global lock above 5 KiB, for five microseconds of work. A thread that merges blocks
+# beside a busy writer would then request the lock again at every block, wait up to the switch interval each time, and
+# make the writer wake it in vain at every write. Below `SMALL_BYTES` the sum is computed in pieces that keep the lock.
 
 
 PIECE_BYTES = 5 << 10
-"""Up to here zlib keeps the lock."""
+"""The size up to which zlib keeps the lock."""
 SMALL_BYTES = 64 << 10
-"""From here on the sum takes long enough to let others work meanwhile."""
+"""The size from which the sum takes long enough to release the lock."""
 
 
 def crc32(data: bytes | memoryview, value: int = 0) -> int:

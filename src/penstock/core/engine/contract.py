@@ -1,7 +1,7 @@
 """The contract of an engine: an ordered map of bytes to bytes with a single writer at a time and any number of readers.
 
-The whole of penstock is written once, against this. Keys sort as bytes. An empty value is a value. Keys and values
-handed out are `bytes`, never views into memory that a later call may reuse.
+All of penstock is written once, against this contract. Keys sort as bytes. An empty value is a value. Returned keys and
+values are `bytes`, never views into memory that a later call may reuse.
 """
 
 from __future__ import annotations
@@ -34,13 +34,14 @@ class EngineView(Protocol):
     """Rows that can be read by key and in order."""
 
     def get(self, key: bytes) -> bytes | None:
-        """The value of a key, or None."""
+        """Returns the value of a key, or None."""
         ...
 
     def scan(self, start: bytes, stop: bytes, *, reverse: bool = False) -> Iterator[tuple[bytes, bytes]]:
-        """Keys with start ≤ key < stop and their values, ascending (descending with reverse), read as it goes.
+        """Yields keys with start ≤ key < stop and their values, ascending (descending with reverse), and reads them on
+        the way.
 
-        Inside a write transaction the caller may change keys it has already passed, not those still ahead.
+        Inside a write transaction the caller may change keys that the scan has passed, but not keys ahead of it.
         """
         ...
 
@@ -49,7 +50,7 @@ class Snapshot(EngineView, Protocol):
     """A consistent state of the store, which later writes do not change."""
 
     begun: float
-    """`time.monotonic()` before it was taken: it has all that was committed until then. Infinite in a transaction."""
+    """`time.monotonic()` before the snapshot was taken: it includes every earlier commit. Infinite in a transaction."""
 
 
 class ReadTx(Snapshot, Protocol):
@@ -63,13 +64,13 @@ class ReadTx(Snapshot, Protocol):
 
 
 class Held(ABC):
-    """Holds something until `close`, until its block ends, or until it is dropped."""
+    """A resource that is held until `close`, until its block ends, or until the object is dropped."""
 
     __slots__ = ()
 
     @abstractmethod
     def close(self) -> None:
-        """Releases it; a second call does nothing."""
+        """Releases the resource; a second call does nothing."""
 
     def __enter__(self) -> Self:
         return self
@@ -78,7 +79,7 @@ class Held(ABC):
         self.close()
 
     def __del__(self) -> None:
-        with suppress(AttributeError):  # interrupted before it was made
+        with suppress(AttributeError):  # interrupted before the constructor ended
             self.close()
 
 
@@ -86,9 +87,9 @@ class WriteTx(Snapshot, Protocol):
     """A serialisable transaction that reads its own writes: a clean exit commits, an exception rolls back.
 
     `foreign` is True when another process (or another engine object) has committed since this engine's last commit or
-    since it was opened, so that a caller that caches parts of the store knows when to forget them. It is True for the
-    first transaction of every engine object. `writes` grows with every put and delete, also with one that fails: who
-    does several things in one transaction learns from it whether the one that failed had changed anything.
+    since it was opened. A caller that caches parts of the store then forgets them. `foreign` is True for the first
+    transaction of every engine object. `writes` grows with every put and delete, also with a failed call: a caller with
+    several steps in one transaction learns from it whether a failed step had changed anything.
     """
 
     foreign: bool
@@ -109,10 +110,10 @@ class WriteTx(Snapshot, Protocol):
         ...
 
     def keep(self) -> None:
-        """Has this commit survive the death of the process, also under `sync=False`.
+        """Makes this commit survive the death of the process, also with `sync=False`.
 
-        A caller is told of it and goes on elsewhere. Only a store whose unsynced commits are in the process's own
-        memory has anything to do: it syncs.
+        A caller outside the process relies on the commit. Only a store whose unsynced commits are in the process's own
+        memory has to sync.
         """
         ...
 
@@ -124,8 +125,9 @@ class WriteTx(Snapshot, Protocol):
 class Engine(ABC):
     """An ordered key-value store. Thread-safe: any thread may read or write, writers take turns.
 
-    `durability="disk"`: when a write block has ended without an exception, its changes are on disk. `"process"`: they
-    survive the death of the process, not that of the machine; the store is never left corrupt by either.
+    With `durability="disk"`, the changes of a write block are on disk when the block has ended without an exception.
+    With `"process"`, the changes survive the death of the process, but not of the machine. Neither death corrupts the
+    store.
     """
 
     scheme: str
@@ -133,7 +135,7 @@ class Engine(ABC):
     shared: ClassVar[bool]
     """True when several processes may write a store at once. Otherwise a second writer gets `Locked`."""
     linger: float = 0.0
-    """Seconds for which a commit waits for further callers first: where a commit costs, it is worth more."""
+    """The seconds for which a commit waits for further callers, where each commit has a price."""
 
     location: str | None
     """The place of the store in messages; None for memory."""
@@ -142,37 +144,41 @@ class Engine(ABC):
 
     @abstractmethod
     def __init__(self, path: str, *, read_only: bool = False, durability: Durability = "disk") -> None:
-        """Opens the store at `path`, making it when it is not there (read_only: ConfigError when it is not there)."""
+        """Opens the store at `path`, and makes a missing store (with read_only, a missing store raises ConfigError)."""
 
     @abstractmethod
     def read(self) -> ReadTx:
-        """A snapshot of the newest committed state."""
+        """Returns a snapshot of the newest committed state."""
 
     @abstractmethod
     def write(self, *, sync: bool = True) -> WriteTx:
-        """A write transaction; waits for its turn. `ReadOnly` on a store opened for reading.
+        """Returns a write transaction after waiting for its turn; raises `ReadOnly` on a store opened for reading.
 
-        `sync=False`: this commit need not be on disk when the block ends; a crash of the machine may lose it, and
+        With `sync=False`, this commit need not be on disk when the block ends: a crash of the machine may lose it, but
         never tears it. In an object store the death of the process may lose it too, unless `WriteTx.keep` was called.
         """
 
     @abstractmethod
     def changes(self) -> int:
-        """A number that changes with every commit, in any process; it takes a few microseconds to ask."""
+        """Returns a number that changes with every commit of any process. The call takes a few microseconds."""
 
     def catch_up(self) -> None:
-        """Makes the next read see everything that was durable when this was called; only a reader of a store that is
-        asked now and then whether it has grown has anything to do."""
+        """Makes the next read see everything that was durable at this call.
+
+        Only readers that poll a store have to do anything.
+        """
         return
 
     @abstractmethod
     def flush(self) -> None:
-        """Puts everything committed so far on disk, also what `sync=False` and "process" left in memory."""
+        """Puts every commit so far on disk, including commits with `sync=False` and "process"."""
 
     @abstractmethod
     def reclaim(self) -> None:
-        """Gives space freed by deletions back, as far as the engine can while in use. Killed at any moment, it leaves a
-        store that has lost nothing."""
+        """Returns space freed by deletions to the file system, as far as the engine can while in use.
+
+        A kill at any moment loses nothing.
+        """
 
     def purge(self) -> None:
         """Rewrites the store's files, so that no byte of what was deleted or overwritten before stays in them.
@@ -182,26 +188,30 @@ class Engine(ABC):
         self.reclaim()
 
     def garbage(self) -> int:
-        """Returns about how many bytes `reclaim` would give back; 0 where nothing tells, or a thread sees to it."""
+        """Returns about how many bytes `reclaim` would free; 0 where this is unknown, or where a thread frees space
+        by itself.
+        """
         return 0
 
     @abstractmethod
     def size(self) -> int:
-        """Bytes on disk (of keys and values, in memory)."""
+        """Returns the bytes on disk; for a store in memory, the bytes of keys and values."""
 
     def writer(self) -> str | None:
-        """The process that writes the store, for people; None when none does, or the engine does not know."""
+        """Returns the process that writes the store, for people; None without a writer, or when the engine does not
+        know.
+        """
         return None
 
     def requests(self) -> dict[str, dict[str, int]]:
-        """Billed requests since the store was opened: cause → kind → number; empty for local files.
+        """Returns the billed requests since the store was opened: cause → kind → number; empty for local files.
 
-        The kind `bytes` is what they brought into the store.
+        The kind `bytes` counts the bytes that the requests stored.
         """
         return {}
 
     def objects(self) -> dict[str, int]:
-        """The number of objects in the object store, by purpose; empty for local files."""
+        """Returns the number of objects in the object store, by purpose; empty for local files."""
         return {}
 
     def unstored_seconds(self) -> float:
@@ -222,7 +232,7 @@ class Engine(ABC):
     def close(self) -> None:
         """Closes the store; a second call does nothing. Later calls raise `Closed`.
 
-        StorageError when something of it may be lost: it is closed all the same.
+        Raises StorageError when data may be lost; the store is closed nevertheless.
         """
 
 
@@ -231,9 +241,9 @@ class ObjectOptions(msgspec.Struct, frozen=True):
     """The options of an object store. `penstock.open` and the command line fill them."""
 
     linger: float = 0.0
-    """Seconds for which a commit waits for further callers before its one PUT."""
+    """The seconds for which a commit waits for further callers before its one PUT."""
     timeout: float = STORE_TIMEOUT
-    """Seconds an operation waits for the store before it raises."""
+    """The seconds that an operation waits for the store before it raises an error."""
     lease: float = LEASE_SECONDS
     """The seconds after which a writer with an expired lease may be replaced."""
     takeover: bool = False
@@ -241,9 +251,9 @@ class ObjectOptions(msgspec.Struct, frozen=True):
     standby: bool = False
     """Waits for as long as another writer holds the lease."""
     hold: float = 0.0
-    """Seconds for which a checkpoint keeps the tables a reader has opened from collection; 0: none is made."""
+    """The seconds for which a checkpoint protects a reader's tables from collection; 0 for no checkpoint."""
     store: Mapping[str, object] = {}
-    """The provider's settings (region, endpoint, access_key_id …) where the environment's will not do."""
+    """The provider's settings (region, endpoint, access_key_id …), which take precedence over the environment."""
 
     def __post_init__(self) -> None:
         check_seconds(self.linger, "linger", 0.0)

@@ -20,24 +20,24 @@ except ImportError:  # pragma: no cover - not on Windows
 from penstock.core.durable import copy_permissions
 
 TURN_SECONDS = 0.005
-"""How long a process writes before it looks whether others wait."""
+"""The seconds for which a process writes before it checks whether others wait."""
 PAUSE = 0.0005
-"""Seconds between two looks of a process that waits."""
+"""The seconds between two checks of a waiting process."""
 SUFFIX = "-line"
-"""What the file's name has after the store's."""
+"""The suffix of the file's name, after the store's name."""
 _UNKNOWN = -1
 PATIENCE = 0.1
-"""Seconds after which a process does not wait for the line: one that is suspended may be at its head."""
+"""The seconds after which a process ignores the line, because a suspended process may be at its head."""
 
 
 class Line:
-    """A process's place among those that wait to write a store."""
+    """The place of a process among the processes that wait to write a store."""
 
     def __init__(self, store: str) -> None:
         self._store = store
         self._file = _UNKNOWN
         self.place = 0
-        """The number of the byte that is locked; 0: this process does not stand in the line."""
+        """The number of the locked byte; 0 when this process is not in the line."""
 
     def is_empty(self) -> bool:
         """Returns True when no other process waits."""
@@ -53,14 +53,15 @@ class Line:
             place = time.monotonic_ns() // 1000
             try:
                 fcntl.lockf(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, place)
-            except (BlockingIOError, PermissionError):  # another process looks, or waits since the same microsecond
+            # another process is checking, or has waited since the same microsecond
+            except (BlockingIOError, PermissionError):
                 continue
             except OSError:
                 return
             self.place = place
 
     def let_others_go(self) -> None:
-        """Returns when this process is the first in the line, or its patience ends."""
+        """Waits until this process is the first in the line, or its patience ends."""
         self.stand()
         until = time.monotonic() + PATIENCE
         while not self.is_first() and time.monotonic() < until:
@@ -78,19 +79,19 @@ class Line:
         self._file, self.place = _UNKNOWN, 0
 
     def _free_before(self, place: int) -> bool:
-        """Returns True when no other process has a place before this one; 0: any place."""
+        """Returns True when no other process has an earlier place; 0 stands for any place."""
         length = max(0, place - 1)  # 0: to the end
         try:
             fcntl.lockf(self._file, fcntl.LOCK_SH | fcntl.LOCK_NB, length, 1)
         except (BlockingIOError, PermissionError):
             return False
-        except OSError:  # there are no locks here, and so no line
+        except OSError:  # this file system has no locks, and so no line
             return True
         fcntl.lockf(self._file, fcntl.LOCK_UN, length, 1)
         return True
 
     def _opened(self) -> bool:
-        """Opens the file beside the store; False where that is not possible: there is no line then."""
+        """Opens the file beside the store; returns False where this is not possible, and there is no line."""
         if self._file == _UNKNOWN and fcntl is not None:
             path = self._store + SUFFIX
             with suppress(OSError):

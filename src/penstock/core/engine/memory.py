@@ -1,4 +1,4 @@
-"""The engine without a disk: a sorted map in this process. For tests, and for journals that need not be kept."""
+"""The engine without a disk: a sorted map in this process, for tests and for temporary journals."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class MemoryEngine(BatchEngine):
             if path and path not in _named and read_only:
                 raise NoStore(f"there is no store memory:{path}; open it for writing once to make it")
             self._store = _named.setdefault(path, _MemoryStore()) if path else _MemoryStore()
-        # Engine objects of one name take turns as the threads of one do.
+        # Engine objects of one name take turns like the threads of one object.
         self._turn = self._store.turn
 
     def read(self) -> HeldRead:

@@ -1,8 +1,8 @@
 """An ordered map of bytes to anything, whose snapshots cost nothing until the map is changed under them.
 
-Keys lie in chunks of a few hundred, each two parallel lists. A snapshot remembers the list of chunks; a chunk (and that
-list) is copied the first time it changes while a snapshot that shares it is open. With none open, an append at the end
-of the key space is two list appends.
+Keys are in chunks of a few hundred, each two parallel lists. A snapshot remembers the list of chunks. A chunk (and the
+list) is copied when it first changes while a snapshot shares it. Without an open snapshot, an append at the end of the
+key space is two list appends.
 
 Not thread-safe: callers that share a map between threads serialise `put`, `delete`, `delete_range` and `snapshot`.
 Snapshots themselves may be read from any thread, whatever the map does meanwhile.
@@ -40,7 +40,7 @@ class _Sorted(Generic[V]):
     _chunks: list[_Chunk[V]]
 
     def get(self, key: bytes) -> V | None:
-        """The value of a key, or None."""
+        """Returns the value of a key, or None."""
         at = bisect_right(self._firsts, key) - 1
         if at < 0:
             return None
@@ -51,7 +51,7 @@ class _Sorted(Generic[V]):
         return None
 
     def scan(self, start: bytes, stop: bytes, *, reverse: bool = False) -> Iterator[tuple[bytes, V]]:
-        """start ≤ key < stop with their values; a map must not change meanwhile (scan a snapshot then)."""
+        """Yields the rows with start ≤ key < stop. The map must not change meanwhile; scan a snapshot if it may."""
         firsts, chunks = self._firsts, self._chunks
         if start >= stop or not chunks:
             return
@@ -96,16 +96,18 @@ class SortedMap(_Sorted[V]):
         self._now = 1
         self._list_stamp = 1
         self._open: set[int] = set()
-        # Stamps of closed snapshots, dropped at a later call: closing one needs no lock, so a collector may do it.
+        # The stamps of closed snapshots, dropped at a later call: closing a snapshot needs no lock, so the garbage
+        # collector may do it.
         self._released: list[int] = []
-        self._shared = 0  # the newest stamp some open snapshot can see; what is stamped later is ours alone
+        # the newest stamp that an open snapshot can see; chunks with later stamps belong to the map alone
+        self._shared = 0
 
     def __len__(self) -> int:
         return self._count
 
     def snapshot(self) -> Frozen[V]:
-        """The map as it is now, unmoved by later changes."""
-        if len(self._released) >= CHUNK:  # a map that is only read forgets them, too
+        """Returns a snapshot of the map, which later changes do not affect."""
+        if len(self._released) >= CHUNK:  # a map that is only read drops them too
             self._forget_closed()
         stamp = self._now
         self._open.add(stamp)
@@ -119,7 +121,7 @@ class SortedMap(_Sorted[V]):
         self._shared = max(self._open, default=0)
 
     def put(self, key: bytes, value: V) -> V | None:
-        """Sets a key and hands back what it held."""
+        """Sets a key and returns its old value."""
         if self._released:
             self._forget_closed()
         chunks = self._chunks
@@ -153,7 +155,7 @@ class SortedMap(_Sorted[V]):
         return None
 
     def delete(self, key: bytes) -> V | None:
-        """Removes a key and hands back what it held; None when it was not there."""
+        """Removes a key and returns its value; None for a missing key."""
         if self._released:
             self._forget_closed()
         at = bisect_right(self._firsts, key) - 1
@@ -171,7 +173,7 @@ class SortedMap(_Sorted[V]):
         return old
 
     def delete_range(self, start: bytes, stop: bytes) -> list[tuple[bytes, V]]:
-        """Removes start ≤ key < stop and hands them back with what they held."""
+        """Removes the keys start ≤ key < stop and returns them with their values."""
         if self._released:
             self._forget_closed()
         removed: list[tuple[bytes, V]] = []
@@ -219,7 +221,7 @@ class SortedMap(_Sorted[V]):
         self._firsts.insert(at + 1, right.keys[0])
 
     def _tidy(self, at: int) -> None:
-        """After removals from a chunk: drops it when it is empty, and keeps its first key known."""
+        """Drops a chunk that removals have emptied, and updates the first key of any other chunk."""
         keys = self._chunks[at].keys
         if not keys:
             self._own_lists()

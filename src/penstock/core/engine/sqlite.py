@@ -30,15 +30,17 @@ from penstock.core.engine.line import PAUSE, TURN_SECONDS, Line
 from penstock.errors import Closed, ConfigError, Corrupt, NoStore, OutcomeUnknown, PenstockError, StorageError
 
 LOG_LIMIT_BYTES = 64 << 20
-"""A log that a long read made larger than this is cut back when it starts over."""
+"""The size to which a log that grew during a long read is cut when it starts over."""
 CACHE_KIB = 8000
-"""Pages the writing connection keeps: the paths from the root to where keys of every kind are added."""
+"""The page cache of the writing connection, which holds the paths from the root to where keys of every kind are
+added.
+"""
 VACUUM_PAGES = 1000
-"""Free pages given back in one transaction of `reclaim`."""
+"""The free pages that one transaction of `reclaim` returns to the file system."""
 PURGE_MS = 5_000
 """Milliseconds for which `purge` waits for readers that hold the log."""
 IDLE_READERS = 8
-"""Read connections kept open for the next reader."""
+"""The number of read connections that are kept open for the next readers."""
 
 CONNECT = "PRAGMA wal_autocheckpoint=0"
 """The statement that every connection runs: the engine itself decides when the log is checkpointed."""
@@ -61,7 +63,7 @@ class SqliteEngine(BaseEngine):
     def __init__(self, path: str, *, read_only: bool = False, durability: Durability = "disk", vfs: str = "") -> None:
         self._path = Path(path).absolute()
         self._file = str(self._path)
-        # Where SQLite has its log: beside the file, not beside a link to it.
+        # SQLite's log is beside the file, not beside a link to the file.
         beside = os.path.realpath(self._file) if self._path.is_symlink() else self._file
         self._beside, self._log, self._index = beside, Path(beside + "-wal"), beside + "-shm"
         super().__init__(self._file, read_only=read_only, durability=durability)
@@ -75,7 +77,7 @@ class SqliteEngine(BaseEngine):
         """True if the store has the table of numbered keys: a store of the first format has none."""
         self._line = Line(beside)
         self._beside_others = False
-        """True if another process has written not long ago."""
+        """True if another process has written recently."""
         self._turn_ends = self._waits_until = 0.0
         if read_only:
             self._open_to_read()
@@ -91,12 +93,14 @@ class SqliteEngine(BaseEngine):
             name = self._path.as_uri() + "?immutable=1"
             flags |= apsw.SQLITE_OPEN_URI
         connection = apsw.Connection(name, flags=flags, vfs=self._vfs or None)
-        self._check_files()  # this one was opened by the name
+        self._check_files()  # this file was opened by the name
         connection.set_busy_handler(wait_a_little)
         return connection
 
     def _wait_in_line(self, calls: int) -> bool:
-        """The writing connection's busy handler: short sleeps first, then a place among the processes that wait."""
+        """Waits as the writing connection's busy handler: first with short sleeps, then in the line of waiting
+        processes.
+        """
         if calls < SHORT_WAITS:
             return wait_a_little(calls)
         if calls == SHORT_WAITS:
@@ -108,7 +112,7 @@ class SqliteEngine(BaseEngine):
         return True
 
     def _give_way(self) -> None:
-        """Lets other processes write that wait, after this one has written for a while."""
+        """Lets waiting processes write after this process has written for a while."""
         if time.monotonic() < self._turn_ends:
             return
         if self._line.is_empty():
@@ -129,8 +133,8 @@ class SqliteEngine(BaseEngine):
                 self._watcher = self._connect_reader()
                 found = stored_format(self._watcher, self._file)
             except (apsw.CantOpenError, apsw.ReadOnlyError):
-                # A folder that may not be written has no room for SQLite's shared memory. Without a log beside the
-                # database there is nothing in it either, so the file alone is the store.
+                # A read-only folder has no room for SQLite's shared memory. Without a log beside the database, the file
+                # alone is the store.
                 if self._log.exists() or os.access(self._path.parent, os.W_OK):
                     raise
                 self._immutable = True
@@ -184,7 +188,7 @@ class SqliteEngine(BaseEngine):
         if self._wal.in_doubt:
             self._wal.repair()
         self._wal.allocate()
-        # The log is a new file whenever no process had the store open. SQLite goes on when its name cannot be synced.
+        # The log is a new file whenever no process had the store open. SQLite ignores a failed sync of its name.
         sync_folder(self._path.parent)
 
     # reading
@@ -217,7 +221,8 @@ class SqliteEngine(BaseEngine):
         return reading
 
     def _end_read(self, connection: apsw.Connection) -> None:
-        # No lock here, the collector may call this in the middle of anything: who removes it from the set ends it.
+        # No lock here, because the garbage collector may call this at any moment: the caller that removes it from the
+        # set ends it.
         try:
             self._reading.remove(connection)
         except KeyError:
@@ -228,7 +233,8 @@ class SqliteEngine(BaseEngine):
                 return
             connection.execute(COMMIT)
         except apsw.Error:
-            # Broken, or in the middle of a call on another thread, which then closes it by dropping it.
+            # The connection is broken, or in the middle of a call on another thread, which then closes it by dropping
+            # it.
             with suppress(apsw.ThreadingViolationError):
                 connection.close(True)
             return
@@ -248,8 +254,8 @@ class SqliteEngine(BaseEngine):
 
     # writing
 
-    # Every commit passes through `write`, `_begin` and `_commit`: what they check is written out, and the function that
-    # says what is wrong is called only where something is.
+    # Every commit passes through `write`, `_begin` and `_commit`, so their checks are inline; the functions that report
+    # an error are called only after a failed check.
 
     def write(self, *, sync: bool = True) -> SqliteWrite:
         if self._closed or self._lost or self.read_only or os.getpid() != self._pid:
@@ -310,7 +316,7 @@ class SqliteEngine(BaseEngine):
         if not self._syncing:
             self._unsynced = True
         elif self._unsynced:
-            # SQLite syncs nothing when nothing changed, as when a relaxed commit wrote the very same before.
+            # SQLite syncs nothing when nothing changed, for example when a relaxed commit wrote the same values before.
             if not self._logged:
                 self._wal.sync()
             self._unsynced = False
@@ -346,11 +352,11 @@ class SqliteEngine(BaseEngine):
             raise self._explain(error) from error
 
     def _flush(self) -> None:
-        """Syncs the log; what left the log for the database was synced on the way."""
+        """Syncs the log; a checkpoint has synced everything that left the log for the database."""
         self._wal.sync()
 
     def reclaim(self) -> None:
-        """Moves pages from the end of the file into free ones, a few at a time, cuts the file and empties the log."""
+        """Moves pages from the end of the file into free pages, a few at a time, cuts the file and empties the log."""
         self._check_writable()
         try:
             while self._vacuum_some():
@@ -391,7 +397,7 @@ class SqliteEngine(BaseEngine):
             raise self._explain(error) from error
 
     def garbage(self) -> int:
-        """Bytes of free pages, and of the log beyond its working size."""
+        """Returns bytes of free pages, and of the log beyond its working size."""
         self._check_usable()
         try:
             with self._watch:
@@ -401,7 +407,7 @@ class SqliteEngine(BaseEngine):
         return free * PAGE_BYTES + self._log_excess()
 
     def _log_excess(self) -> int:
-        """Bytes of the log beyond the part that is allocated in advance."""
+        """Returns bytes of the log beyond the part that is allocated in advance."""
         try:
             return max(0, self._log.stat().st_size - LOG_BYTES)
         except FileNotFoundError:
@@ -420,13 +426,13 @@ class SqliteEngine(BaseEngine):
                 self._rollback()
                 raise
             self._commit()
-            self._foreign = foreign  # the next writer has not heard of it yet
+            self._foreign = foreign  # the next writer does not know of it yet
             return free > VACUUM_PAGES
         finally:
             self._end_turn()
 
     def size(self) -> int:
-        """Bytes of the database, with what is still in the log; the log's preallocated part is not counted."""
+        """Returns the bytes of the database and of the used part of the log."""
         self._check_usable()
         try:
             with self._watch:
@@ -440,7 +446,7 @@ class SqliteEngine(BaseEngine):
         self._check_usable()
         with backup_at(destination) as partial:
             partial.touch()
-            copy_permissions(self._path, partial)  # before there is anything in it
+            copy_permissions(self._path, partial)  # before the file has content
             try:
                 connection = self._connect()
                 try:
@@ -496,13 +502,13 @@ _BEFORE_NUMBERED, _AFTER_NUMBERED = bytes([NUMBERED]), bytes([NUMBERED + 1])
 
 
 def number_of(key: bytes) -> int:
-    """The row id of a key of 13 bytes that begins with the letter of numbered keys; -1 when it lies in `kv`."""
+    """Returns the row id of a key of 13 bytes that begins with the letter of numbered keys; -1 when it lies in `kv`."""
     _, first, second = _NUMBERED_KEY.unpack(key)
     return first << _SECOND_BITS | second if first <= _MOST_FIRST and second <= _MOST_SECOND else _NO_NUMBER
 
 
 def number_from(bound: bytes) -> int:
-    """The smallest row id whose key is not before a bound, which may be any bytes."""
+    """Returns the smallest row id whose key is not before a bound, which may be any bytes."""
     first: int
     second: int
     size = len(bound)  # nearly always of a key, or of its beginning
@@ -528,7 +534,7 @@ def _refuse(*_: object) -> object:
 
 
 class _SqliteTransaction:
-    """Reading, which read and write transactions do alike."""
+    """The reading part of read and write transactions."""
 
     __slots__ = ("_connection", "_engine", "_execute", "_mixed", "_scans")
 
@@ -580,7 +586,7 @@ class _SqliteTransaction:
         return self._mixed
 
     def _numbered_rows(self, start: bytes, stop: bytes, reverse: bool) -> Iterator[tuple[bytes, bytes]]:
-        """The rows of the numbered table between two keys, with their keys."""
+        """Yields the rows of the numbered table between two keys, with their keys."""
         if self._connection is None or self._engine._closed:
             raise transaction_is_over()
         cursor, pack = self._connection.cursor(), _NUMBERED_KEY.pack
@@ -603,7 +609,7 @@ class _SqliteTransaction:
             cursor.close(True)
 
     def _rows(self, start: bytes, stop: bytes, reverse: bool) -> Iterator[tuple[bytes, bytes]]:
-        """The rows of `kv` between two keys."""
+        """Yields the rows of `kv` between two keys."""
         if self._connection is None or self._engine._closed:
             raise transaction_is_over()
         cursor = self._connection.cursor()
@@ -626,7 +632,7 @@ class _SqliteTransaction:
     def _end_scans(self) -> None:
         """Ends every use of the connection: an unfinished scan would keep its snapshot alive after the commit."""
         while self._scans:
-            with suppress(apsw.ThreadingViolationError):  # being read by another thread, which closes it at its end
+            with suppress(apsw.ThreadingViolationError):  # another thread reads the scan and closes it at its end
                 self._scans.pop().close(True)
 
 
@@ -651,8 +657,8 @@ class SqliteRead(_SqliteTransaction, Held):
             self._engine._end_read(connection)
 
     def __del__(self) -> None:
-        with suppress(AttributeError):  # interrupted before it was made
-            if self._connection is not None:  # nearly always it is closed: that costs no call
+        with suppress(AttributeError):  # interrupted before the constructor ended
+            if self._connection is not None:  # it is nearly always closed, and this check costs no call
                 self.close()
 
 
@@ -689,7 +695,7 @@ class SqliteWrite(_SqliteTransaction):
             if kind is None:
                 engine._commit()
                 files = engine._files
-                try:  # what `OpenFiles.missing` looks at first: every commit pays for this
+                try:  # the first check of `OpenFiles.missing`, inline because every commit pays for it
                     found = None if files is None else os.stat(files.folder)  # noqa: PTH116
                 except OSError:
                     found = None
@@ -702,7 +708,7 @@ class SqliteWrite(_SqliteTransaction):
             engine._turn.release()
 
     def scan(self, start: bytes, stop: bytes, *, reverse: bool = False) -> Iterator[tuple[bytes, bytes]]:
-        # Walking backwards, SQLite shows a row again that was replaced just after it was shown.
+        # In a backward scan, SQLite returns a row again that was replaced just after it was returned.
         last = stop if reverse else b""
         for row in super().scan(start, stop, reverse=reverse):
             if row[0] < last if reverse else row[0] > last:
@@ -746,7 +752,7 @@ class SqliteWrite(_SqliteTransaction):
         connection = self._connection
         if connection is None:
             raise transaction_is_over()
-        # Not from the cache of statements: one that is prepared already is not asked about.
+        # Not from the statement cache: the authorizer is not called for a statement that is already prepared.
         cursor, guard = connection.cursor(), self._engine.sql_guard
         self._execute(SAVEPOINT)
         try:
@@ -762,7 +768,7 @@ class SqliteWrite(_SqliteTransaction):
         return rows
 
     def keep(self) -> None:
-        return  # the system has it when the block ends
+        return  # the operating system has the commit when the block ends
 
     def delete_range(self, start: bytes, stop: bytes) -> None:
         self.writes += 1
@@ -805,11 +811,11 @@ _REFUSED = {
         "what is temporary would outlive the transaction, and could hide the store's table",
     ),
 }
-"""Actions that statements of programs may not do, and why."""
+"""Actions that statements of programs must not use, with the reason."""
 
 
 class SqlGuard:
-    """Within its block, statements may not touch the store's own table, or what it relies on."""
+    """A guard within whose block statements must not touch the store's own table, or the settings that it relies on."""
 
     def __init__(self, engine: SqliteEngine) -> None:
         self._engine = engine
@@ -823,7 +829,7 @@ class SqlGuard:
         self._on = False
 
     def check(self, action: int, first: str | None, second: str | None, schema: str | None, inner: str | None) -> int:
-        """Answers SQLite's question about an action of a statement that is being prepared."""
+        """Decides, as SQLite's authorizer, on an action of a statement that is being prepared."""
         if self._on:
             table = second if action in _SECOND_NAMES_TABLE else first
             if action in _REFUSED:
@@ -869,7 +875,7 @@ WAIT_SECONDS = 60.0
 
 MAKE = (
     "BEGIN IMMEDIATE;"
-    # Not WITHOUT ROWID: SQLite then reads a large value as a whole to compare its key with another.
+    # Not WITHOUT ROWID: SQLite would then read a large value as a whole to compare its key with another key.
     "CREATE TABLE IF NOT EXISTS kv(id INTEGER PRIMARY KEY, k BLOB NOT NULL UNIQUE, v BLOB NOT NULL) STRICT;"
     "CREATE TABLE IF NOT EXISTS numbered(id INTEGER PRIMARY KEY, v BLOB NOT NULL) STRICT;"
     f"PRAGMA application_id={APPLICATION_ID};"
@@ -879,7 +885,7 @@ MAKE = (
 
 
 def run_all(connection: apsw.Connection, sql: str) -> None:
-    """Runs every statement; apsw alone stops at the first one that gives a row, as many pragmas do."""
+    """Runs every statement; apsw alone stops at the first statement that returns a row, as many pragmas do."""
     for _ in connection.execute(sql):
         pass
 
@@ -909,7 +915,10 @@ def stored_format(connection: apsw.Connection, file: str) -> int:
 
 
 def switch_to_log(connection: apsw.Connection) -> None:
-    """Turns write-ahead mode on; SQLite does not call the busy handler for this, so two openers are sorted out here."""
+    """Turns write-ahead mode on.
+
+    SQLite does not call the busy handler for this, so two concurrent openers retry here.
+    """
     deadline = time.monotonic() + WAIT_SECONDS
     while True:
         try:
@@ -927,7 +936,9 @@ def switch_to_log(connection: apsw.Connection) -> None:
 
 
 def damaged_row(key: object) -> Corrupt:
-    """A row that holds a number, a text or nothing where bytes were stored: SQLite types values, not columns."""
+    """Returns the error for a row that holds a number, a text or null where bytes were stored: SQLite types values,
+    not columns.
+    """
     return Corrupt(f"a row of the database holds no bytes (key {key!r}): the file is damaged")
 
 
@@ -939,7 +950,7 @@ def write_failed(error: apsw.IOError) -> bool:
 
 
 def explain(error: apsw.Error, file: str) -> PenstockError:
-    """The penstock error that says what an apsw error means for the store in `file`."""
+    """Returns the penstock error for an apsw error of the store in `file`."""
     match error:
         case apsw.CorruptError() | apsw.NotADBError():
             return Corrupt(f"SQLite found the database damaged: {error}; restore a backup", file=file)
@@ -968,7 +979,9 @@ than a log that grows."""
 UNSYNCED_COMMITS = 8 * CHECKPOINT_COMMITS
 """The same for commits that are not synced: they gain nothing from a short log, and a checkpoint costs two syncs."""
 LONG_LOG_PAGES = 8 * CHECKPOINT_PAGES
-"""A log this long is kept so by readers that never leave a gap: writers then wait a moment for one."""
+"""The length of a log that readers without a pause keep from starting over; writers then wait a moment for such a
+pause.
+"""
 LOG_BYTES = 32 + CHECKPOINT_PAGES * (PAGE_BYTES + 24)
 """The bytes of the write-ahead log that are allocated in advance, as many as are written between two checkpoints."""
 BEGIN_WRITE = "BEGIN IMMEDIATE"
@@ -991,7 +1004,10 @@ class WriteAheadLog:
         self.unchecked_commits = 0
 
     def allocate(self) -> None:
-        """Grows the log file to its working size; inside SQLite's write lock, so that no other process writes to it."""
+        """Grows the log file to its working size.
+
+        The caller holds SQLite's write lock, so that no other process writes to it.
+        """
         if not hasattr(os, "posix_fallocate"):
             return
         self._writer.execute(BEGIN_WRITE)
@@ -1002,7 +1018,7 @@ class WriteAheadLog:
             finally:
                 os.close(descriptor)
         except OSError:
-            pass  # a full disk, or a file system without it: the log grows as it is written
+            pass  # a full disk, or a file system without this call: the log grows with each write
         finally:
             self._writer.execute(ROLLBACK)
 
@@ -1015,7 +1031,7 @@ class WriteAheadLog:
         if grown < CHECKPOINT_COMMITS or (grown < CHECKPOINT_PAGES and self.unchecked_commits < enough):
             return
         self.checked_pages, self.unchecked_commits = pages, 0
-        with suppress(apsw.Error):  # the commit is done; what hinders this will be met by the next write
+        with suppress(apsw.Error):  # the commit is complete; the next write meets the same error
             if pages < LONG_LOG_PAGES:
                 self._checkpoint(apsw.SQLITE_CHECKPOINT_PASSIVE)
             else:
@@ -1041,11 +1057,11 @@ class WriteAheadLog:
         try:
             self._writer.wal_checkpoint(mode=mode)
         except apsw.IOError:
-            self.raise_doubt()  # it syncs the log first
+            self.raise_doubt()  # the checkpoint syncs the log first
             raise
 
     def sync(self) -> None:
-        """Syncs the log; OutcomeUnknown when that fails."""
+        """Syncs the log; raises OutcomeUnknown on failure."""
         try:
             descriptor = os.open(self._path, os.O_RDWR | os.O_CLOEXEC)
             try:
@@ -1060,20 +1076,20 @@ class WriteAheadLog:
         except OSError as error:
             raise OutcomeUnknown(f"{self._path} could not be synced: {error}; it may be lost in a power cut") from error
 
-    # After a failed sync the system takes pages for written that are not, and the next sync says yes: commits would be
-    # acknowledged behind a hole, which a power cut shows. So before anything more is written the log is written once
-    # more, byte for byte, synced, and its checksums are followed to its end. Until that succeeds nothing is written. A
-    # file beside the store tells the next process, should this one die first; it need not be on disk itself, because
-    # after a power cut memory and disk are one again.
+    # After a failed sync the system treats pages as written that are not, and the next sync succeeds: commits would be
+    # acknowledged behind a hole, which a power cut reveals. So before any further write, the log is written again byte
+    # for byte and synced, and its checksums are compared to its end. Until this succeeds, nothing is written. A file
+    # beside the store tells the next process if this process dies first. The file need not be on disk itself, because
+    # after a power cut memory and disk agree again.
 
     def raise_doubt(self) -> None:
         """Notes that a sync failed."""
         self.in_doubt = True
-        with suppress(OSError):  # a disk that takes no file either: this process still knows
+        with suppress(OSError):  # the disk refuses the file too, but this process still knows
             self._mark.touch(0o600)
 
     def repair(self) -> None:
-        """Makes the log whole after a sync of it failed, while no process writes to it; StorageError when it fails."""
+        """Repairs the log after a failed sync, while no process writes to it; raises StorageError on failure."""
         frames = self._writer.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_NOOP)[0]
         self._writer.execute(BEGIN_WRITE)
         try:
@@ -1109,7 +1125,7 @@ class WriteAheadLog:
             os.close(descriptor)
 
     def close(self) -> None:
-        """Closes the writing connection; the last one of a store copies the log into the database."""
+        """Closes the writing connection; the last connection of a store copies the log into the database."""
         if self.in_doubt:
             try:
                 self.repair()
@@ -1119,11 +1135,13 @@ class WriteAheadLog:
 
 
 SHORT_WAITS = 3
-"""How often a process tries before it stands in the line."""
+"""The number of attempts before a process takes a place in the line."""
 
 
 def wait_a_little(calls: int) -> bool:
-    """SQLite's busy handler: short sleeps first, because most commits of other processes take under a millisecond."""
+    """Waits as SQLite's busy handler, first with short sleeps, because most commits of other processes take under a
+    millisecond.
+    """
     pause = min(0.0002 * (calls + 1), 0.005)
     if calls * 0.005 > WAIT_SECONDS:
         return False

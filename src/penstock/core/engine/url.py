@@ -1,8 +1,9 @@
 """Finds the engine that a url names.
 
-Two engines are built in. The others are entry points, ours like a third party's: the name is the scheme, the value the
-class, and an extra in brackets brings the packages that it needs. The group `penstock.engines` has the engines whose
-store is a path of this machine; `penstock.bucket_engines` has those whose store is `scheme://bucket/path`.
+Two engines are built in. The others are entry points, whether they are part of penstock or of another package. The name
+is the scheme, the value is the class, and an extra in brackets installs the packages that the engine needs. The group
+`penstock.engines` lists engines whose store is a path of this machine; `penstock.bucket_engines` lists engines whose
+store is `scheme://bucket/path`.
 
 shop.db  or  a Path        sqlite in that file
 sqlite:shop.db             the same, said in full
@@ -43,7 +44,7 @@ BUILT_IN = ("memory", "sqlite")
 @functools.cache
 def other_engines() -> dict[str, EntryPoint]:
     """Returns the entry point of every engine that is not built in, by its scheme."""
-    from importlib.metadata import entry_points  # takes 20 ms, which a program on SQLite need not wait for
+    from importlib.metadata import entry_points  # the import takes 20 ms, which a program on SQLite need not spend
 
     return {one.name: one for group in (ENGINES, BUCKET_ENGINES) for one in sorted(entry_points(group=group))}
 
@@ -123,9 +124,9 @@ def open_engine(
     durability: Durability = "disk",
     options: ObjectOptions | None = None,
 ) -> Engine:
-    """Opens the store a url names, making it unless `read_only`; the folder that it is to lie in must be there.
+    """Opens the store that a url names, and makes a missing store unless `read_only`. The parent folder must exist.
 
-    `options` are for stores in an object store; ConfigError when they are given for another one.
+    `options` are for stores in an object store; ConfigError when they are given for another store.
     """
     scheme, path = parse_url(url)
     kind = engine_class(scheme)
@@ -169,7 +170,7 @@ def engine_class(scheme: str) -> type[Engine]:
 
 
 def shown_store(url: str | os.PathLike[str]) -> str:
-    """Returns where a store lies, for messages: a path from the root, or a url without its secrets."""
+    """Returns the location of a store for messages: an absolute path, or a url without its secrets."""
     found = parse_url(url)
     if found.scheme == "memory" or found.in_bucket:
         return shown_url(str(url))
@@ -178,7 +179,7 @@ def shown_store(url: str | os.PathLike[str]) -> str:
 
 
 def _check_parent(path: str) -> None:
-    """Raises where the folder of a store is missing: a mistyped path makes no folders."""
+    """Raises an error when the parent folder of a store is missing: a mistyped path makes no folders."""
     store = os.path.abspath(path)  # noqa: PTH100 - a path that is no valid one is the engine's to refuse
     parent = os.path.dirname(store)  # noqa: PTH120
     if not os.path.lexists(parent):

@@ -1,4 +1,4 @@
-"""Event sourcing over topics: what makes a topic an event store.
+"""Event sourcing over topics: the parts that make a topic an event store.
 
     projection    state folded from events: declared and folded
     states        states saved, checked and watched; rebuild: every entity of a topic folded again
@@ -8,6 +8,6 @@
     registry      what one open journal has of all this
     receipts, proof    Merkle roots over topics, proofs that convince a third party, verifying
 
-Entities are keys: `read(key=…)` and `generation(key)` use the index in `penstock.core.journal.index.index`. Saved
-states lie under the prefix `p` (see `states.py`). A gate or a handler that raises leaves the store as it was.
+Entities are keys: `read(key=…)` uses the index in `penstock.core.journal.index.index`. Saved states are under the
+prefix `p` (see `states.py`). A gate or a handler that raises leaves the store unchanged.
 """

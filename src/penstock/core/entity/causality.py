@@ -1,8 +1,8 @@
 """Causes, effects and correlations, across the topics of a journal.
 
-Every event may name the event that caused it and the correlation they share. Causes are found by id; effects and
-correlations through the index (see `penstock.core.journal.index.index`) of the topics that may have some. A causal walk
-sees one snapshot, or one for each page, and no event that is past its topic's `max_age`, removed or not.
+Every event may name the event that caused it and the correlation that they share. Causes are found by id; effects and
+correlations are found through the index (see `penstock.core.journal.index.index`) of candidate topics. A causal walk
+sees one snapshot, or one snapshot for each page, and no event past its topic's `max_age`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def ancestors(core: JournalCore, event: Event | Receipt | str) -> Iterator[Event]:
-    """The event, its cause, its cause's cause, … as far as they are stored."""
+    """Yields the event, its cause, its cause's cause, …, as far as they are stored."""
     with core.engine.read() as snap:
         yield from _ancestors(core, snap, event if isinstance(event, Event) else id_of(event))
 
@@ -53,14 +53,16 @@ def _effects(core: JournalCore, snap: Snapshot, id: str, since: int = 0) -> list
 
 
 def correlated(core: JournalCore, correlation_id: str) -> Iterator[Event]:
-    """Every event of a correlation, the one that began it included: as recorded, causes before their effects."""
+    """Yields every event of a correlation, including its first event: in the order of recording, with causes before
+    their effects.
+    """
     check_text(correlation_id, "correlation_id")
     with core.engine.read() as snap:
         yield from causes_first(merge(*_correlated(core, snap, correlation_id), key=recorded))
 
 
 def _correlated(core: JournalCore, snap: Snapshot, id: str, since: int = 0) -> list[Iterator[Event]]:
-    # The first event of a chain has no correlation id: its own id is that of all others.
+    # The first event of a chain has no correlation id: its own id is the correlation id of the others.
     first = find_event(snap, id, core.clock.now_ms())
     begins = first is not None and first.correlation_id != id and recorded(first)[0] >= since
     found = [lookup.correlated(id, since) for lookup in _opened(core, snap, id)]
@@ -68,7 +70,9 @@ def _correlated(core: JournalCore, snap: Snapshot, id: str, since: int = 0) -> l
 
 
 def causes_first(events: Iterable[Event]) -> list[Event]:
-    """Events in their order, but none before its cause: ids of one millisecond are in no order across topics."""
+    """Returns events in their order, but no event before its cause: ids of one millisecond have no order across
+    topics.
+    """
     waiting = {event.id: event for event in events}
     ordered: dict[str, Event] = {}
     for event in waiting.values():
@@ -82,11 +86,11 @@ def causes_first(events: Iterable[Event]) -> list[Event]:
 
 
 class WalkStep(NamedTuple):
-    """An event that a walk has come to."""
+    """An event that a walk has reached."""
 
     id: str
     cause: str | None
-    """The event it was reached from; None where the walk began."""
+    """The event from which the walk reached this event; None at the beginning."""
     at: int
     """The index of the event among its cause's effects, from 0,"""
     of: int
@@ -94,10 +98,10 @@ class WalkStep(NamedTuple):
 
 
 def walk(causes: Mapping[str, str | None]) -> Iterator[WalkStep]:
-    """Goes from causes to effects, whole branches together: each event once, after the one it is reached from.
+    """Walks from causes to effects, whole branches together: yields each event once, after its cause.
 
-    `causes` has the id of every event, in order, and that of its cause. A loop of causes has no beginning: it is
-    entered at its first event. Without recursion: chains may be long.
+    `causes` maps the id of every event, in order, to the id of its cause. A loop of causes has no beginning, so the
+    walk enters it at its first event. There is no recursion, because chains may be long.
     """
     effects: dict[str, list[str]] = {}
     beginnings = []
@@ -121,7 +125,7 @@ def walk(causes: Mapping[str, str | None]) -> Iterator[WalkStep]:
 
 
 def id_of(event: Event | Receipt | str) -> str:
-    """The id of an event, a receipt, or the id itself."""
+    """Returns the id of an event, a receipt, or the id itself."""
     if isinstance(event, Event | Receipt):
         return event.id
     if isinstance(event, str):
@@ -130,7 +134,7 @@ def id_of(event: Event | Receipt | str) -> str:
 
 
 def _opened(core: JournalCore, snap: Snapshot, id: str) -> Iterator[Lookup]:
-    """Look-ups in the topics of a snapshot that may name an id, without what is too old for a reader."""
+    """Yields look-ups in the topics of a snapshot that may name an id, without events past their topic's `max_age`."""
     now = core.clock.now_ms()
     for name in topics_naming(snap, id):
         view = TopicView.open(snap, name, now)
@@ -144,13 +148,13 @@ def recorded(event: Event) -> tuple[int, str]:
 
 
 # ── In pages, each from the newest snapshot ──
-# A page ends with the name of the event that comes next, so that what was read may be removed before the next page is
-# asked for. What is still to come may not: its absence would not be seen. So the name of the page says as well which
-# event comes next in each topic, and PositionTrimmed is raised when one of them has gone.
+# A page ends with the name of the next event, so that read events may be removed before the next page is requested. The
+# removal of an event still to come would not be noticed. So the token of the page also holds the next event of each
+# topic, and PositionTrimmed is raised when such an event is gone.
 
 
 _MOST_HEADS = 256
-"""Topics whose next event a page's end names: those that come next."""
+"""The most topics whose next event a page's token holds."""
 
 
 class CausesPage(NamedTuple):
@@ -158,14 +162,14 @@ class CausesPage(NamedTuple):
 
     events: list[Event]
     next: str | None
-    """The token to go on with; None at the end."""
+    """The token of the next page; None at the end."""
 
 
 class _PageStart(NamedTuple):
     """The place where a page in the order of recording begins."""
 
     first: tuple[int, str]
-    """The event that comes next: its id and topic."""
+    """The next event: its id and topic."""
     heads: frozenset[int]
     """The end of the id of the next event in each topic."""
 
@@ -189,7 +193,7 @@ def _ahead(text: str | None) -> _PageStart:
 
 
 def _parts(text: str) -> tuple[int, str, str]:
-    """The number of the event that comes next, and what else a page's end says."""
+    """Returns the number of the next event, and the other parts of a page's token."""
     id, _, rest = text.partition(".")
     number, (more, dot, last) = parse_id(id), rest.partition(".")
     if number is None or not dot:
@@ -206,14 +210,16 @@ def _short_id(event: Event) -> int:
 
 
 def effects_page(core: JournalCore, id: str, after: str | None, limit: int, most_bytes: int) -> CausesPage:
-    """The next of the events that an event caused."""
+    """Returns the next events that an event caused."""
     ahead = _ahead(after)
     with core.engine.read() as snap:
         return _page(_effects(core, snap, id_of(id), ahead.first[0]), ahead, limit, most_bytes)
 
 
 def correlated_page(core: JournalCore, id: str, after: str | None, limit: int, most_bytes: int) -> CausesPage:
-    """The next events of a correlation as recorded; those of one page with causes before their effects."""
+    """Returns the next events of a correlation in the order of recording; within a page, causes go before their
+    effects.
+    """
     ahead = _ahead(after)
     with core.engine.read() as snap:
         streams = _correlated(core, snap, check_text(id, "correlation_id"), ahead.first[0])
@@ -247,10 +253,10 @@ def _page(streams: Iterable[Iterator[Event]], ahead: _PageStart, limit: int, mos
 
 
 def ancestors_page(core: JournalCore, id: str, after: str | None, limit: int, most_bytes: int) -> CausesPage:
-    """The next of an event's causes.
+    """Returns the next causes of an event.
 
-    A loop of causes ends where it comes to an event that an earlier page ended with: one whose number is a power of
-    two, so that a loop of any length is left.
+    A loop of causes ends at an event with which an earlier page ended. The token keeps events whose number is a power
+    of two, so a loop of any length ends.
     """
     begin, pages, ended = id_of(id), 0, ""
     if after is not None:
@@ -285,7 +291,7 @@ def _removed() -> PositionTrimmed:
 
 
 def tree(events: Iterable[Event]) -> Iterator[tuple[str, Event]]:
-    """Each event below its cause, with the stems that lead to it."""
+    """Yields each event below its cause, with the lines that lead to it."""
     by_id = {event.id: event for event in events}
     below: dict[str, str] = {}
     for step in walk({event.id: event.causation_id for event in by_id.values()}):
@@ -299,7 +305,7 @@ def tree(events: Iterable[Event]) -> Iterator[tuple[str, Event]]:
 
 
 def mermaid(events: Iterable[Event]) -> str:
-    """A Mermaid flowchart: a box for each event, an arrow from each cause to its effects."""
+    """Returns a Mermaid flowchart: a box for each event, an arrow from each cause to its effects."""
     found = causes_first(events)
     names = {event.id: f"e{number}" for number, event in enumerate(found, 1)}
     lines = ["flowchart TD"]

@@ -58,7 +58,7 @@ if TYPE_CHECKING:
 MANIFEST = "export.json"
 FORMAT = 4
 _PART_EVENTS, _PART_BYTES = 262_144, 64 << 20
-"""The size at which a part ends: whichever comes first, about."""
+"""The approximate number of events, and of bytes, at which a part ends."""
 
 
 class PartEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -72,12 +72,12 @@ class TopicEntry(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True)
     """The entry of a topic in a manifest."""
 
     journal: str
-    """The id of the journal that it is of."""
+    """The id of the topic's journal."""
     settings: Settings = Settings()
     trimmed: int = 0
     through: int = 0
     parts: dict[str, PartEntry] = {}
-    """Its parts by name; one that is not here was not finished, and is written again."""
+    """The parts by name; a part that is missing here was not finished, and is written again."""
 
 
 class ExportManifest(msgspec.Struct, forbid_unknown_fields=True):
@@ -91,7 +91,7 @@ class ExportManifest(msgspec.Struct, forbid_unknown_fields=True):
 
     @staticmethod
     def crc(text: bytes) -> int:
-        """The checksum of a manifest's JSON, whatever its layout, with all that another version wrote into it."""
+        """Returns the checksum of a manifest's JSON, whatever its layout, including fields of other versions."""
         return zlib.crc32(msgspec.json.encode({**msgspec.json.decode(text), "check": 0}))
 
 
@@ -100,7 +100,7 @@ class ExportReport(msgspec.Struct, frozen=True):
 
     topics: int
     events: int
-    """Events written by this run; those that were there already are not counted."""
+    """The events that this run has written, without earlier events."""
 
 
 def export(
@@ -123,7 +123,7 @@ def export(
 
 
 def _check_arrow(format: CopyFormat | None) -> None:
-    """ConfigError when a format needs Arrow and it is not installed."""
+    """Raises ConfigError when a format needs Arrow, which is not installed."""
     if format in ("parquet", "arrow"):
         import penstock.core.journal.to_arrow  # noqa: F401 - it says which extra brings Arrow
 
@@ -141,7 +141,7 @@ def _export_file(
 
 
 class Meter:
-    """Counts what this run has written, and what an earlier one had."""
+    """A counter of the events of this run, and of earlier runs."""
 
     def __init__(self, progress: Progress | None = None, total: int = 0) -> None:
         self._progress = progress
@@ -157,7 +157,7 @@ class Meter:
 
 
 class _FolderExport:
-    """Topics on their way into a folder. All in it is as private as the store."""
+    """An export of topics into a folder, whose files get the permissions of the store."""
 
     def __init__(self, core: JournalCore, folder: Path, format: str) -> None:
         if format not in ("jsonl", "parquet"):
@@ -186,7 +186,7 @@ class _FolderExport:
             for view in views:
                 self._check_same_journal(view.name)
             self._meter = Meter(progress, sum(view.count() for view in views))
-            self._save()  # an export of a journal without topics is one, too
+            self._save()  # an export of a journal without topics is valid too
             for view in views:
                 state = view.state()
                 entry = self._manifest.topics.setdefault(view.name, TopicEntry(self._core.id))
@@ -196,7 +196,9 @@ class _FolderExport:
         return ExportReport(len(views), self._meter.written)
 
     def _check_same_journal(self, name: str) -> None:
-        """ConfigError when the folder holds events of another journal's topic: positions of two do not go on."""
+        """Raises ConfigError when the folder holds a topic of another journal: positions of two journals do not
+        continue each other.
+        """
         entry = self._manifest.topics.get(name)
         if entry is not None and entry.journal != self._core.id:
             raise ConfigError(
@@ -207,7 +209,7 @@ class _FolderExport:
         save_manifest(self._folder, self._manifest, self._store)
 
     def _skip(self, view: TopicView, after: int) -> None:
-        """Counts what an earlier run has written."""
+        """Counts the events of an earlier run."""
         if after > view.trimmed():
             self._meter.skipped += view.count_between(view.trimmed(), after)
 
@@ -238,7 +240,7 @@ class _FolderExport:
         partial, pieces = folder / ".partial", [(block, block.row_after(after)) for block in blocks]
         first = pieces[0][0].seq(pieces[0][1])
         with partial.open("wb", buffering=1 << 20) as out:
-            copy_permissions(self._store, partial)  # before there is anything in it
+            copy_permissions(self._store, partial)  # before the file has content
             if self._manifest.format == "jsonl":
                 for block, start in pieces:
                     out.writelines(event_json(event) + b"\n" for event in block.events(start))
@@ -261,8 +263,9 @@ class _FolderExport:
 
 
 def topic_folder(topic: str) -> str:
-    """Returns the name of a topic's folder in an export: as the topic is, unless that is the manifest's name: a topic's
-    has no ~."""
+    """Returns the name of a topic's folder in an export: the topic's name, unless it is the manifest's name; then a
+    ~ follows, which no topic's name has.
+    """
     return f"{topic}~" if topic in (MANIFEST, f"{MANIFEST}.partial") else topic
 
 
@@ -291,7 +294,7 @@ def save_manifest(folder: Path, manifest: ExportManifest, store: str | None = No
 
 
 def check_file(path: Path, known: PartEntry) -> None:
-    """Corrupt when the beginning of a file is not what the manifest says."""
+    """Raises Corrupt when the beginning of a file differs from the manifest."""
     try:
         found = _measured(path, known.size)
     except FileNotFoundError as error:
@@ -303,7 +306,7 @@ def check_file(path: Path, known: PartEntry) -> None:
 
 
 def _measured(path: Path, most: int) -> PartEntry:
-    """Returns the number of bytes the beginning of a file has, at most so many, and their CRC-32."""
+    """Returns the number of bytes at the beginning of a file, up to a limit, and their CRC-32."""
     size = crc = 0
     with path.open("rb") as file:
         while piece := file.read(min(most - size, 1 << 20)):
@@ -313,7 +316,7 @@ def _measured(path: Path, most: int) -> PartEntry:
 
 # ── Parquet ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 def parts_of(folder: Path, entry: TopicEntry) -> list[tuple[int, int, Path]]:
-    """A topic's finished parts in order: first and last position, and the file."""
+    """Returns a topic's finished parts in order: first and last position, and the file."""
     found = []
     for name in entry.parts:
         first, _, last = name.partition(".")[0].partition("-")
@@ -356,18 +359,20 @@ _CSV_COLUMNS = (
 
 
 def file_format(path: Path) -> CopyFormat | None:
-    """The format a file's ending says; None when it says none."""
+    """Returns the format of a file's ending; None for another ending."""
     return _ENDINGS.get(path.suffix.lower())
 
 
 def write_file(
     events: Iterable[Event], path: Path, format: CopyFormat, *, store: str | None = None, meter: Meter | None = None
 ) -> int:
-    """Writes events to a file, which appears when all of it is written, as private as the store; returns how many."""
+    """Writes events to a file, which appears when it is complete, with the permissions of the store; returns the
+    number of events.
+    """
     partial = path.with_name(path.name + ".partial")
     try:
         with partial.open("wb", buffering=1 << 20) as out:
-            copy_permissions(store, partial)  # before there is anything in it
+            copy_permissions(store, partial)  # before the file has content
             count = write_events(events, out, format, meter)
         move_into_place(partial, path)
     finally:
@@ -376,7 +381,7 @@ def write_file(
 
 
 def write_events(events: Iterable[Event], out: BinaryIO, format: CopyFormat, meter: Meter | None = None) -> int:
-    """Writes events to a stream; returns how many."""
+    """Writes events to a stream; returns their number."""
     if format not in get_args(CopyFormat):
         raise ConfigError(f"an export is written as {', '.join(get_args(CopyFormat))}, not {format!r}")
     meter = meter or Meter()
@@ -435,7 +440,7 @@ def _write_columns(batches: Iterator[list[Event]], out: BinaryIO, format: CopyFo
 
 
 def part_schema() -> pa.Schema:
-    """The columns of Parquet and Arrow files: those of `read_arrow`, with bytes besides."""
+    """Returns the columns of Parquet and Arrow files: the columns of `read_arrow`, and a column for bytes."""
     import pyarrow as pa
 
     from penstock.core.journal.to_arrow import arrow_schema
@@ -444,7 +449,7 @@ def part_schema() -> pa.Schema:
 
 
 def as_text(raw: bytes) -> str | None:
-    """A payload as text; None when it is none."""
+    """Returns a payload as text; None for a payload that is no text."""
     try:
         return raw.decode()
     except UnicodeDecodeError:
@@ -464,7 +469,9 @@ def _event_batch(events: list[Event], schema: pa.Schema) -> pa.RecordBatch:
 
 
 def _payload_columns(payloads: Iterable[tuple[bytes, bool]]) -> dict[str, list[Any]]:
-    """Stored payloads, and whether each was appended as bytes: as text where they are, else as bytes."""
+    """Returns columns of stored payloads, as text where possible, else as bytes, and whether each was appended as
+    bytes.
+    """
     texts: list[str | None] = []
     others: list[bytes | None] = []
     binary: list[bool] = []
@@ -488,7 +495,7 @@ class ImportReport(msgspec.Struct, frozen=True):
     topics: int
     imported: int
     present: int
-    """Events that were there already, from an earlier run."""
+    """The events that existed already, from an earlier run."""
 
 
 _decode = msgspec.json.Decoder(EventDocument).decode
@@ -531,7 +538,7 @@ def import_(
 def import_file(
     core: JournalCore, source: BinaryIO, topic: str, format: CopyFormat | None, *, name: str, start_over: bool = False
 ) -> ImportReport:
-    """Reads one topic's file into a topic, which may have another name; `name` is the file's, for errors."""
+    """Reads one topic's file into a topic, which may have another name; `name` is the file's name, for errors."""
     if format is None or format == "csv":
         what = "CSV does not say what of an event was missing or bytes" if format else f"{name} says no format"
         raise ConfigError(f"{what}: import .jsonl, .parquet or .arrow")
@@ -556,17 +563,17 @@ class _Import:
                 f"a topic {name!r} was dropped at position {ended.last}, and one of its name begins after it: import "
                 "with start_over=True (--start-over) to give its positions out again, or under another name"
             )
-        # A file says nothing of settings: those that the topic has stay.
+        # A file has no settings, so the topic keeps its settings.
         self._run(lambda commit: adopt_topic(commit, name, None if entry is None else entry.settings, start_over))
         self._began, self._latest = self._log.ask(lambda view: (view.began(), view.latest()), (0, 0))
 
     def run(self, rows: Iterator[PlacedRows]) -> None:
-        """Fills the topic with what it does not hold yet."""
+        """Adds the events that the topic does not have yet."""
         for batch in _batches(rows):
             self._add(batch)
 
     def end(self, through: int) -> None:
-        """Ends the topic where the exported one ended: its newest events may have been compacted away."""
+        """Ends the topic where the exported topic ended, because its newest events may have been compacted away."""
         latest = self._latest
         if through > max(latest, self._began):
             self._run(lambda commit: end_copies(commit, self._name, through, latest))
@@ -589,7 +596,10 @@ class _Import:
         self._meter.add(len(rows), known)
 
     def _compare(self, rows: PlacedRows, known: int) -> None:
-        """Raises ConfigError when the topic has another history; both ends of a batch tell, since ids are unique."""
+        """Raises ConfigError when the topic has another history.
+
+        Both ends of a batch are enough for this check, because ids are unique.
+        """
         for row in {0, known - 1}:
             if not self._log.ask(partial(_held, rows.seqs[row], rows.id(row)), False):
                 raise ConfigError(
@@ -616,7 +626,7 @@ def _held(seq: int, id: int, view: TopicView) -> bool:
 
 
 def _batches(rows: Iterator[PlacedRows]) -> Iterator[PlacedRows]:
-    """Copies by the commit: of the usual size of a block."""
+    """Yields batches of rows for a commit, of the usual size of a block."""
     gathered = PlacedRows()
     size = 0
     for part in rows:
@@ -662,7 +672,7 @@ def _row(copy: EventDocument, topic: str | None) -> PlacedRows:
     if len(encoded) > MAX_PAYLOAD_BYTES:
         raise ConfigError(f"a payload of {len(encoded):,} bytes is too large; at most {MAX_PAYLOAD_BYTES:,}")
     columns = Columns([check_kind(copy.kind)], [encoded])
-    if copy.binary and (not copy.poison or as_text(encoded) is None):  # all that is not bytes is read as text
+    if copy.binary and (not copy.poison or as_text(encoded) is None):  # every value except bytes is read as text
         columns.binary = [True]
     recorded, occurred = to_ms(copy.recorded_at, "recorded_at"), to_ms(copy.occurred_at, "occurred_at")
     if occurred != recorded:
@@ -692,7 +702,7 @@ def _arrow_rows(source: BinaryIO, format: str, file: str, topic: str | None) -> 
             reader = pa.ipc.open_file(source)
             batches = (reader.get_batch(number) for number in range(reader.num_record_batches))
         for batch in batches:
-            batch.validate(full=True)  # offsets that lead out of the file would be followed
+            batch.validate(full=True)  # Arrow would follow offsets that lead out of the file
             for row in batch.to_pylist():
                 yield _row(_copy_of(row), topic)
     except (pa.ArrowException, KeyError, OSError, ValueError, TypeError, OverflowError) as error:
@@ -703,7 +713,7 @@ _AS_THEY_ARE = (
     *("seq", "topic", "kind", "id", "recorded_at", "occurred_at"),
     *("key", "scope", "correlation_id", "causation_id"),
 )
-"""Columns of a file that are fields of an event's document."""
+"""The columns of a file that are fields of an event's document."""
 
 
 def _copy_of(row: dict[str, Any]) -> EventDocument:

@@ -1,8 +1,8 @@
 """Fences: events that stay hidden until the fence commits, and are never written when it is cancelled.
 
-Hidden events live in memory only; `commit` appends them in one transaction. So no reader, in whatever process, can see
-a part of them, and after a crash there is nothing to undo. The handle a user holds is thin: what it stands for is held
-by the journal, so that a handle that is dropped, collected or outlived by `Journal.close()` cancels at once.
+Hidden events are in memory only; `commit` appends them in one transaction. So no reader, in any process, sees a part of
+them, and after a crash there is nothing to undo. The user's handle is thin, and the journal holds the fence itself. So
+a handle that is dropped, collected or outlived by `Journal.close()` cancels the fence at once.
 
     open ──commit──▶ committed        tickets resolve
       └────cancel──▶ cancelled        tickets raise FenceCancelled   (also: exception, garbage collection, close)
@@ -39,7 +39,7 @@ State = Literal["open", "committing", "committed", "cancelled"]
 
 
 class Fences:
-    """The live fences of a journal, and who may append meanwhile."""
+    """The open fences of a journal, and the callers that may append meanwhile."""
 
     def __init__(self, core: JournalCore, lock: threading.RLock) -> None:
         self._core = core
@@ -48,14 +48,14 @@ class Fences:
         self.exclusive: _Hidden | None = None
         self._later: list[Callable[[], object]] = []
         self.ended = threading.Condition()
-        """Notified when an exclusive fence ends, for those who would rather wait than fail."""
+        """Notified when an exclusive fence ends, for callers that wait instead of failing."""
 
     def open(self, *, exclusive: bool) -> Fence:
         self._core.check_open()
         if self._core.engine.read_only:
             raise ReadOnly("this journal was opened with read_only=True: it has nothing to fence")
         hidden = _Hidden(self, exclusive)
-        fence = Fence(self._core, hidden)  # first: when an interrupt keeps it from the caller, it is cancelled
+        fence = Fence(self._core, hidden)  # first: the fence is cancelled when an interrupt keeps it from the caller
         try:
             with WHOLE:
                 self._register(hidden)
@@ -75,7 +75,7 @@ class Fences:
             self._live.add(hidden)
 
     def _close_to_others(self, hidden: _Hidden) -> None:
-        """Waits until appends that others handed in before are committed; their later ones are refused."""
+        """Waits until earlier appends of other callers are committed; their later appends are refused."""
         core = self._core
         core.writer.run_relaxed(self._raise_barrier, hidden)
         with self._lock:
@@ -103,14 +103,14 @@ class Fences:
                 self._core.writer.submit(gone, nested=True)
 
     def refuse(self, topic: str, drafts: Sequence[Draft]) -> None:
-        """The guard while an exclusive fence is open: most are refused before they have prepared anything."""
+        """Guards an open exclusive fence: refuses most appends before they have prepared anything."""
         if self.exclusive is not None:
             raise FenceActive(
                 f"an exclusive fence is open: nothing else can be appended to {topic!r} until it has ended"
             )
 
     def ask_others(self, staged: Sequence[Staged]) -> None:
-        """Asks every guard but this one."""
+        """Asks every other guard."""
         ask_guards([guard for guard in self._core.guards if guard != self.refuse], staged)
 
     def end(self, hidden: _Hidden) -> None:
@@ -140,7 +140,7 @@ class Fences:
         work()
 
     def cancel_all(self) -> None:
-        """The journal closes: nothing hidden will be written."""
+        """Cancels every fence because the journal closes; no hidden event is written."""
         for hidden in list(self._live):
             hidden.cancel("the journal was closed")
 
@@ -151,20 +151,20 @@ class Fences:
 
 
 class _Hidden:
-    """The surface of a fence without its internals: the drafts and the tickets given for them."""
+    """The contents of a fence: the drafts, and their tickets."""
 
     def __init__(self, fences: Fences, exclusive: bool) -> None:
         self.fences = fences
         self.exclusive = exclusive
         self.barrier = Barrier()
         self.owner: str | None = None
-        """The name by which other processes know an exclusive fence, where there may be other processes."""
+        """The name of an exclusive fence for other processes, when other processes may write the store."""
         self.released = False
-        """True if its commit has removed what they know it by."""
+        """True if the fence's commit has removed this name."""
         self.state: State = "open"
         self.staged: list[Staged] = []
         self.tickets: list[tuple[Ticket[Any], int, int | None]] = []
-        """A ticket, the draft it is about, and for a batch how many drafts."""
+        """Each ticket with the index of its draft, and for a batch the number of drafts."""
         self.lock = threading.RLock()
 
     def add(self, staged: Sequence[Staged], *, batch: bool) -> Ticket[Any]:
@@ -177,7 +177,7 @@ class _Hidden:
         return ticket
 
     def append_hidden(self, commit: Commit, plan: Plan) -> list[Receipt]:
-        """Appends the hidden events, past the fence's own barrier."""
+        """Appends the hidden events; the fence's own barrier does not apply."""
         self.barrier.passing = True
         try:
             receipts = plan.apply(commit)
@@ -213,10 +213,10 @@ class _Hidden:
 
 
 class Fence:
-    """Hides the events submitted through it until `commit`; cancelling, an exception or letting go of it discards them.
+    """A fence, which hides its events until `commit`; a cancellation, an exception or dropping the fence discards them.
 
-    While an exclusive fence is open, every other append raises FenceActive, in whatever process, a push, a dead letter
-    and a batch of Spark's included; what others had handed in before is committed when the fence is there.
+    While an exclusive fence is open, every other append raises FenceActive, in any process, including pushes, dead
+    letters and Spark's batches. Earlier submissions of other callers are committed before the fence opens.
     """
 
     def __init__(self, core: JournalCore, hidden: _Hidden) -> None:
@@ -227,12 +227,12 @@ class Fence:
 
     @property
     def state(self) -> State:
-        """True if it is open, committed or cancelled."""
+        """The state of the fence: open, committed or cancelled."""
         return self._hidden.state
 
     @property
     def exclusive(self) -> bool:
-        """True if no other caller may append while it is open."""
+        """True if no other caller may append while the fence is open."""
         return self._hidden.exclusive
 
     def __len__(self) -> int:
@@ -250,7 +250,7 @@ class Fence:
     ) -> Ticket[Receipt]:
         """Adds a hidden event; the ticket resolves when the fence commits, and raises FenceCancelled when it does not.
 
-        An integer `cause` counts the events submitted through this fence, from 0.
+        An integer `cause` is the index of an event that was submitted through this fence, from 0.
         """
         self._hidden.check_open()
         staged = stage(self._core.journal, topic, kind, payload, draft)
@@ -258,14 +258,14 @@ class Fence:
         return self._hidden.add((staged,), batch=False)
 
     def outbox(self) -> Outbox:
-        """An outbox whose `submit` goes through this fence; integer causes count its own drafts."""
+        """Returns an outbox whose `submit` goes through this fence; integer causes are indexes of its own drafts."""
         return FencedOutbox(self._core.journal, self)
 
     def commit(self) -> list[Receipt]:
         """Appends everything submitted, in one transaction, and resolves the tickets; one receipt each, in order.
 
-        When the journal refuses (a Conflict, say), nothing is written, the fence is cancelled and every ticket raises
-        the same error.
+        When the journal refuses the commit (for example with a Conflict), nothing is written, the fence is cancelled,
+        and every ticket raises the same error.
         """
         with WHOLE:
             return self._commit()
@@ -285,7 +285,7 @@ class Fence:
                 receipts = core.writer.run(WriteRequest(lambda commit: hidden.append_hidden(commit, plan), plan.size))
                 hidden.released = True
         except FenceActive:
-            hidden.state = "open"  # an exclusive one was opened just now: it has to end first, nothing else is wrong
+            hidden.state = "open"  # an exclusive fence was just opened and must end first; nothing else is wrong
             raise
         except BaseException as error:
             hidden.cancel(error=error)
@@ -294,7 +294,7 @@ class Fence:
         return receipts
 
     def cancel(self) -> None:
-        """Discards everything submitted, for good; a fence that has ended already stays as it is."""
+        """Discards all submitted events permanently; an ended fence does not change."""
         with WHOLE:
             self._hidden.cancel()
 
@@ -312,7 +312,7 @@ class Fence:
                 self._hidden.cancel("the fence's block raised an exception")
 
     def _check(self, staged: Sequence[Staged], before: int) -> None:
-        """Raises what is wrong with drafts when they are submitted, not when the fence commits."""
+        """Raises errors of drafts at their submission, not at the fence's commit."""
         self._core.check_open()
         self._hidden.fences.ask_others(staged)
         Plan(self._core, staged, before=before)
@@ -326,13 +326,13 @@ class FencedOutbox(Outbox):
         self._fence = fence
 
     def flush(self) -> list[Receipt]:
-        """Refused: receipts exist only when the fence has committed. Use `submit`."""
+        """Raises an error, because receipts exist only after the fence's commit. Use `submit`."""
         raise ConfigError(
             "the outbox of a fence is written when the fence commits: use submit() and the ticket it gives"
         )
 
     def submit(self) -> Ticket[list[Receipt]]:
-        """Hands everything staged to the fence; the ticket resolves when it commits."""
+        """Submits all staged drafts to the fence; the ticket resolves when the fence commits."""
         self._fence._hidden.check_open()
         self._fence._check(self._staged, 0)
         ticket = self._fence._hidden.add(self._staged, batch=True)
@@ -347,24 +347,24 @@ class FencedOutbox(Outbox):
 
 
 # ── Exclusive fences that other processes can see: a row in the store for each, while its process lives ──
-# What a fence hides is in the memory of its process. That it is open is written down where several processes may write
-# one store: a commit that finds that another process has committed since the last one reads it, and appends nothing
-# while the fence is open. The row goes with the fence's commit, or right after its cancelling; one whose process has
-# ended, or that came here with a copy of a store, counts for nothing.
+# The hidden events of a fence are in the memory of its process. Where several processes may write one store, a row
+# records an open exclusive fence. A commit that notices a commit of another process reads this row, and appends nothing
+# while the fence is open. The row is removed with the fence's commit, or right after its cancellation. A row of an
+# ended process, or of a copied store, is ignored.
 
 
 def hold(commit: Commit, engine: Engine, owner: str) -> None:
-    """Writes down that an exclusive fence is open."""
+    """Records that an exclusive fence is open."""
     commit.tx.put(keys.FENCE + owner.encode(), _file_identity(engine))
 
 
 def release(commit: Commit, owner: str) -> None:
-    """Removes what was written down."""
+    """Removes the record of an exclusive fence."""
     commit.tx.delete(keys.FENCE + owner.encode())
 
 
 def find_holder(engine: Engine, tx: WriteTx) -> str:
-    """The process that has an exclusive fence open, for people; "" for none. What dead ones have left is removed."""
+    """Returns the process with an open exclusive fence, for people; "" for none. Removes records of dead processes."""
     rows = list(tx.scan(keys.FENCE, keys.prefix_end(keys.FENCE)))
     here = _file_identity(engine) if rows else b""
     for key, store in rows:
@@ -376,6 +376,6 @@ def find_holder(engine: Engine, tx: WriteTx) -> str:
 
 
 def _file_identity(engine: Engine) -> bytes:
-    """Returns the identity of a store's file: a copy of it is another."""
+    """Returns the identity of a store's file, which a copy does not share."""
     found = os.stat(engine.location or "")  # noqa: PTH116
     return f"{found.st_dev}:{found.st_ino}".encode()

@@ -1,8 +1,8 @@
 """Gates: functions that see every draft for a topic before it is appended, and refuse it by raising Denied.
 
-They run in the caller's thread, before anything waits for the writer, whichever way the draft comes: append, submit,
-outbox, fence, transaction, queue. One refusal refuses the whole batch. A gate that fails otherwise refuses too: what
-could not be checked is not let in.
+Gates run in the caller's thread, before the call waits for the writer, for every kind of append: append, submit,
+outbox, fence, transaction, queue. One refusal refuses the whole batch. A gate that fails with another error also
+refuses, because the draft could not be checked.
 
 A function given to `Topic.gate` belongs to one open journal. Spark's commit to a local journal runs in a process of its
 own, and a served journal is written by its server. Both find declared gates by name. Installed packages name gates in
@@ -46,9 +46,9 @@ class Gate(msgspec.Struct, frozen=True):
     check: Check
     name: str
     kinds: frozenset[str] | None
-    """The kinds it looks at; None for all."""
+    """The kinds that the gate checks; None for all."""
     record: str | None
-    """The topic its refusals are recorded in."""
+    """The topic in which refusals are recorded."""
 
     def describe(self) -> str:
         kinds = f" ({', '.join(sorted(self.kinds))})" if self.kinds else ""
@@ -86,7 +86,7 @@ class Gates:
                 self._core.guards = [*self._core.guards, self.guard]
 
     def remove(self, topic: str, check: Check) -> bool:
-        """Takes a check off a topic; False when it was not there."""
+        """Removes a check from a topic; returns False for an unknown check."""
         with self._lock:
             gates = self._by_topic.get(topic, ())
             left = tuple(gate for gate in gates if gate.check != check)
@@ -110,7 +110,7 @@ class Gates:
         return self._by_topic
 
     def of(self, topic: str, kind: str | None = None) -> tuple[Gate, ...]:
-        """The gates of a topic; with `kind`, those that see drafts of that kind."""
+        """Returns the gates of a topic; with `kind`, the gates that see drafts of this kind."""
         gates = self._by_topic.get(topic, ())
         return gates if kind is None else tuple(one for one in gates if one.kinds is None or kind in one.kinds)
 
@@ -152,7 +152,7 @@ class Gates:
         }
         record = gate.record
         batch = prepare((Draft(REFUSAL, refusal, key=draft.key),), record, None)
-        # Inside a transaction the record comes after it, whatever becomes of it: so no caller waits for it here.
+        # Inside a transaction the record is appended afterwards, whatever the outcome, so no caller waits for it here.
         self._fences.afterwards(
             lambda: self._core.writer.submit(
                 WriteRequest(lambda commit: commit.append(record, batch), batch.size), nested=True
@@ -161,14 +161,14 @@ class Gates:
 
 
 def _copy(draft: Draft, encoded: bytes) -> Draft:
-    """A copy of a draft for one gate, which may change it; its payload is as readers will see it."""
+    """Returns a copy of a draft for one gate, which may change it; the payload is decoded as for readers."""
     payload = encoded if is_binary(draft.payload) else msgspec.json.decode(encoded)
     headers = dict(draft.headers) if isinstance(draft.headers, Mapping) else draft.headers
     return msgspec.structs.replace(draft, payload=payload, headers=headers)
 
 
 def _plain(draft: Draft, topic: str) -> Draft:
-    """A draft with its kind as text."""
+    """Returns a draft with its kind as text."""
     if isinstance(draft.kind, str):
         return msgspec.structs.replace(draft, topic=topic)
     kind, payload, headers = encode_event(draft.kind)
@@ -179,7 +179,7 @@ def _plain(draft: Draft, topic: str) -> Draft:
 
 
 def kinds_of(kind: str | type | Iterable[str | type] | None) -> frozenset[str] | None:
-    """The names of the kinds a gate sees; None for all."""
+    """Returns the names of the kinds a gate sees; None for all."""
     if kind is None:
         return None
     named: list[str] = []
@@ -207,7 +207,7 @@ _LIKE = "shop.rules:only_positive"
 
 
 class DeclaredGate(msgspec.Struct, frozen=True):
-    """A gate that knows its topics; still callable, for tests and for `Topic.gate`."""
+    """A gate with its topics; it is still callable, for tests and for `Topic.gate`."""
 
     check: FunctionType
     topics: tuple[str, ...]
@@ -219,8 +219,7 @@ class DeclaredGate(msgspec.Struct, frozen=True):
 
     @property
     def name(self) -> str:
-        """The name by which the gate is found: `module:name`, or `file.py:name` where the file is no module that can be
-        imported."""
+        """The name of the gate: `module:name`, or `file.py:name` when the file cannot be imported as a module."""
         module, title = self.check.__module__, self.check.__qualname__
         if "<" in title:
             raise ConfigError(f"the gate {title} cannot be found by its name: declare it at the top level of a module")
@@ -236,16 +235,17 @@ class DeclaredGate(msgspec.Struct, frozen=True):
 def gate(
     *topics: str, kind: str | type | Iterable[str | type] | None = None, record: str | None = None
 ) -> Callable[[Check], DeclaredGate]:
-    """Declares a gate of topics (or queues) that is found by name, in whichever process writes to them.
+    """Declares a gate of topics (or queues) that is found by name, in every process that writes to them.
 
         @gate("orders", kind="placed", record="refusals")
         def only_positive(draft):
             if draft.payload["total"] <= 0:
                 raise Denied("a total must be positive")
 
-    It binds Spark's writes that name it (`gates=` of a flow, the sink's option `gates`) and a server that was started
-    with `penstock serve --gates shop.rules:only_positive`; named in the entry point group `penstock.gates` of an
-    installed package, every write of Spark's and every server. `kind` and `record` are those of `Topic.gate`.
+    The gate applies to Spark's writes that name it (`gates=` of a flow, the sink's option `gates`) and to a server that
+    was started with `penstock serve --gates shop.rules:only_positive`. A gate in the entry point group `penstock.gates`
+    of an installed package applies to every write of Spark's and to every server. `kind` and `record` are as in
+    `Topic.gate`.
     """
     if not topics or not all(isinstance(name, str) for name in topics):
         raise ConfigError('a gate is declared for topics: @gate("orders")')
@@ -278,19 +278,21 @@ def check_gate_names(names: Iterable[str]) -> tuple[str, ...]:
 
 @cache
 def installed_gates() -> tuple[str, ...]:
-    """The names of the gates that installed packages declare; searched for once."""
+    """Returns the names of the gates of installed packages, which are searched once."""
     from importlib.metadata import entry_points
 
     return tuple(sorted({entry.value.replace(" ", "") for entry in entry_points(group=GROUP)}))
 
 
 def with_installed(names: Iterable[str]) -> tuple[str, ...]:
-    """Names that were given, after those of installed packages; ConfigError for one that was given twice."""
+    """Returns the given names after the names of installed packages; raises ConfigError for a name that was given
+    twice.
+    """
     return tuple(dict.fromkeys((*installed_gates(), *check_gate_names(names))))
 
 
 def load_gates(names: Iterable[str]) -> dict[str, DeclaredGate]:
-    """Gates by their names; ConfigError says which cannot be had and why."""
+    """Returns gates by their names; a ConfigError says which gate cannot be loaded, and why."""
     return {name: _load(name) for name in names}
 
 
@@ -302,7 +304,7 @@ def add_gates(gates: Gates, declared: Mapping[str, DeclaredGate]) -> None:
 
 
 def names_in(described: Mapping[str, Iterable[str]]) -> set[str]:
-    """The names of the gates in a journal's description."""
+    """Returns the names of the gates in a journal's description."""
     return {text.split(" ", 1)[0] for texts in described.values() for text in texts}
 
 
@@ -333,10 +335,10 @@ def _import(name: str, module: str) -> ModuleType:
 
 
 def _run_file(name: str, file: Path) -> ModuleType:
-    """The names of a file that cannot be imported, as a pipeline's."""
+    """Returns the module of a file that cannot be imported by name, for example a pipeline's file."""
     module = ModuleType(f"penstock_gates_{file.stem}")
     module.__file__ = str(file)
-    sys.modules[module.__name__] = module  # what the file declares asks there which file it is in
+    sys.modules[module.__name__] = module  # declarations in the file look up their file there
     try:
         exec(compile(file.read_bytes(), str(file), "exec", dont_inherit=True), vars(module))
     except FileNotFoundError as error:

@@ -1,9 +1,9 @@
 """Drafts for several topics that one commit appends together: in outboxes, and under fences and reactors.
 
-A `Plan` is checked and encoded in the caller's thread; only what needs the store (expected generations, dedup keys,
-the ids of causes staged earlier) is left to the commit. Drafts keep the order they were staged in. Neighbours for one
-topic form a segment; every expectation is checked before the first segment is appended, so that it is about the
-entity as it was before the batch, and so that a refusal changes nothing.
+A `Plan` is checked and encoded in the caller's thread. Only fields that need the store (expected positions, dedup keys,
+the ids of causes staged earlier) are left to the commit. Drafts keep the order of their staging. Neighbouring drafts
+for one topic form a segment. Every expectation is checked before the first segment is appended, so that it refers to
+the entity before the batch, and a refusal changes nothing.
 """
 
 from __future__ import annotations
@@ -30,14 +30,16 @@ if TYPE_CHECKING:
 
 
 WHOLE = Shield(lambda frame: not is_inside(frame, (Writer._park.__code__,)))
-"""A block whose outcome its caller knows: an interrupt comes while it waits for its turn to commit, or after it."""
+"""A shield for a block with a known outcome: an interrupt arrives while the block waits for its turn to commit, or
+after the block.
+"""
 
 Staged = tuple[str, Draft]
 """A topic's name and a draft for it."""
 
 
 def stage(journal: Journal, topic: Topic | str, kind: object, payload: object, draft: Mapping[str, object]) -> Staged:
-    """A draft and where it goes; ConfigError when the topic cannot be used."""
+    """Returns a draft with its topic; raises ConfigError when the topic cannot be used."""
     name, typed = journal._topic_of(topic)
     if typed is not None:
         kind, payload = typed.draft(kind, payload)
@@ -47,7 +49,7 @@ def stage(journal: Journal, topic: Topic | str, kind: object, payload: object, d
 class Outbox:
     """Gathers drafts for any topics of a journal and appends them together. Not shared between threads.
 
-    As a context manager it flushes on a clean exit and drops what is staged on an exception.
+    As a context manager, an outbox flushes on a clean exit and drops staged drafts on an exception.
     """
 
     def __init__(self, journal: Journal) -> None:
@@ -71,11 +73,14 @@ class Outbox:
         self._staged.clear()
 
     def flush(self) -> list[Receipt]:
-        """Appends everything staged, all or nothing; one receipt each, in order. On an error it stays staged."""
+        """Appends all staged drafts, all or nothing; returns one receipt for each, in order.
+
+        After an error the drafts stay staged.
+        """
         return self._journal._backend.append_staged(self._staged) if self._staged else []
 
     def submit(self) -> Ticket[list[Receipt]]:
-        """Hands everything staged over as one batch and is empty again at once."""
+        """Submits all staged drafts as one batch; the outbox is empty again at once."""
         ticket = self._journal._backend.submit_staged(self._staged)
         self._staged.clear()
         return ticket
@@ -91,16 +96,16 @@ class Outbox:
 
 
 def append_staged(core: JournalCore, staged: list[Staged]) -> list[Receipt]:
-    """Appends drafts, all or nothing, and empties the list; on an error they stay in it."""
+    """Appends drafts, all or nothing, and empties the list; after an error the list keeps its drafts."""
     request = appending_staged(core, staged)
-    with WHOLE:  # what is committed must not be staged still: a second flush would append it again
+    with WHOLE:  # committed drafts must not stay staged, because a second flush would append them again
         receipts = core.writer.run(request)
         staged.clear()
     return receipts
 
 
 def submit_staged(core: JournalCore, staged: Sequence[Staged]) -> Ticket[list[Receipt]]:
-    """Hands drafts over as one batch."""
+    """Submits drafts as one batch."""
     if not staged:
         ticket: Ticket[list[Receipt]] = Ticket()
         ticket.resolve([])
@@ -109,7 +114,7 @@ def submit_staged(core: JournalCore, staged: Sequence[Staged]) -> Ticket[list[Re
 
 
 def appending_staged(core: JournalCore, staged: Sequence[Staged]) -> WriteRequest[list[Receipt]]:
-    """The append of staged drafts, for the writer; checked, encoded, and let through by gates and fences."""
+    """Returns the append of staged drafts, for the writer; checked, encoded, and let through by gates and fences."""
     core.check_open()
     ask_guards(core.guards, staged)
     plan = Plan(core, staged)
@@ -117,7 +122,7 @@ def appending_staged(core: JournalCore, staged: Sequence[Staged]) -> WriteReques
 
 
 def counted_from(draft: Draft, start: int) -> Draft:
-    """Moves a draft's integer cause, an index into its own batch, on by `start`."""
+    """Returns a draft whose integer cause, an index into its own batch, is moved by `start`."""
     if start and is_whole(draft.cause):
         return replace(draft, cause=draft.cause + start)
     return draft
@@ -144,7 +149,7 @@ class _TopicDrafts:
     def __init__(self, core: JournalCore, topic: str, first: int, drafts: Sequence[Draft]) -> None:
         self.topic = topic
         self.causes: dict[int, int] = {}
-        """Rows whose cause was staged before this segment, and which draft of the whole plan that is."""
+        """The rows whose cause was staged before this segment, with the index of the cause in the whole plan."""
         own: list[Draft] = []
         for row, draft in enumerate(drafts):
             cause = draft.cause
@@ -164,7 +169,9 @@ class _TopicDrafts:
         return commit.append(self.topic, self._linked(receipts) if self.causes else self.batch)
 
     def _linked(self, receipts: Sequence[Receipt]) -> PreparedBatch:
-        """The batch with the ids of causes staged earlier; a copy, because the commit may be tried again."""
+        """Returns a copy of the batch with the ids of causes staged earlier; a copy, because the commit may be
+        repeated.
+        """
         columns = self.batch.columns.pick(range(len(self.batch)))
         columns.causation = columns.causation or [None] * len(columns)
         columns.correlation = columns.correlation or [None] * len(columns)
@@ -181,7 +188,11 @@ class Plan:
     __slots__ = ("_segments", "size")
 
     def __init__(self, core: JournalCore, staged: Sequence[Staged], before: int = 0) -> None:
-        """`before` drafts came earlier and are not part of it: such a plan only checks, it cannot be applied."""
+        """Makes a plan.
+
+        The `before` drafts came earlier and are not part of the plan; a plan with such drafts only checks and cannot be
+        applied.
+        """
         self._segments: list[_TopicDrafts] = []
         for topic, neighbours in groupby(staged, key=lambda one: one[0]):
             drafts = [draft for _, draft in neighbours]
@@ -190,7 +201,7 @@ class Plan:
         self.size = sum(segment.batch.size for segment in self._segments)
 
     def apply(self, commit: Commit) -> list[Receipt]:
-        """Appends everything, or raises and changes nothing; one receipt each, in order."""
+        """Appends everything, or raises an error and changes nothing; returns one receipt for each draft, in order."""
         for segment in self._segments:
             commit.check(segment.topic, segment.checked)
         receipts: list[Receipt] = []

@@ -17,10 +17,10 @@
         def closed(self, event) -> None:              # anything else: the event itself
             self.closed_at = event.occurred_at
 
-Every field has a type and a default: the state before the first event. An attribute without a type would not be saved,
-nor would one that only a handler sets: both are refused. `ClassVar` says of an attribute that it is no state. A handler
-may ask for several things, in any order.
-Handlers must do nothing but change `self`: they are run again whenever a state is rebuilt, also on Spark.
+Every field has a type and a default: the state before the first event. An attribute without a type, or an attribute
+that only a handler sets, would not be saved; both are refused. `ClassVar` marks an attribute that is no state. A
+handler may have several parameters, in any order. Handlers must only change `self`: they run again whenever a state is
+rebuilt, also on Spark.
 """
 
 from __future__ import annotations
@@ -61,21 +61,23 @@ class Declared:
         self.name = name
         self.version = version
         self.handlers = handlers
-        """Functions and the kinds (or declared types) each of them handles."""
+        """The handler functions, each with its kinds (or declared types)."""
         self.types: dict[tuple[str, str], object] = {}
-        """The types that the annotations of handlers' parameters stand for, as far as the place of the class tells."""
+        """The types of the annotations of handlers' parameters, as far as they are known where the class is
+        declared.
+        """
         self.fields: frozenset[str] = frozenset()
         """The fields of a state."""
         self.fingerprint = 0
-        """Another number when fields or kinds have changed: states saved under another one are not used."""
+        """A number that changes with fields or kinds: states that were saved under another number are not used."""
 
 
 @dataclass_transform(kw_only_default=False)
 class Projection:
     """State folded from events: declare fields with defaults, handle kinds with `@on`.
 
-    `class Account(Projection, version=2)`: a new version makes every saved state be folded anew. `name=` is what saved
-    states are filed under, the class's name unless given.
+    In `class Account(Projection, version=2)`, a new version makes every saved state be folded anew. Saved states are
+    stored under `name=`, by default the name of the class.
     """
 
     __projection__: ClassVar[Declared]
@@ -89,7 +91,7 @@ class Projection:
             raise ConfigError(
                 f"the version of projection {name!r} must be a whole number of at least 1, not {version!r}"
             )
-        # Here and below, not above: most programs that import penstock declare no projection.
+        # Imported here and below: most programs that import penstock declare no projection.
         import dataclasses
 
         caller = sys._getframe(1)
@@ -112,7 +114,7 @@ class Projection:
 
     @classmethod
     def fold(cls, events: Iterable[Event], state: Self | None = None) -> Self:
-        """The state after some events, beginning with `state` (which is changed) or with the defaults."""
+        """Returns the state after some events, beginning with `state` (which is changed) or with the defaults."""
         return folder_of(cls).fold_events(cls() if state is None else state, events)
 
 
@@ -142,7 +144,7 @@ def check_projection(projection: object) -> None:
 
 
 def _handlers(cls: type[object]) -> list[tuple[Callable[..., object], tuple[object, ...]]]:
-    """The handlers of a class and its bases, bases first; an overridden method counts once, as overridden."""
+    """Returns the handlers of a class and its bases, bases first; an overridden method counts once."""
     found: dict[str, tuple[object, ...]] = {}
     for base in reversed(cls.__mro__):
         for name, value in vars(base).items():
@@ -162,7 +164,7 @@ _OF_TYPING = frozenset({"_abc_impl", "_is_protocol", "_is_runtime_protocol"})
 
 
 def _check_attributes(cls: type[object]) -> None:
-    """Refuses attributes that look like state and would be none: they would be saved nowhere."""
+    """Refuses attributes that look like state but would not be saved."""
     import inspect
 
     constants: set[str] = set()
@@ -199,7 +201,7 @@ def _is_value(attribute: object) -> bool:
 
 
 def _prepare_defaults(cls: type[object]) -> None:
-    """Lets fields have defaults such as [] and {}, each state with its own."""
+    """Lets fields have defaults such as [] and {}, with a copy for each state."""
     import copy
     import dataclasses
     import inspect
@@ -226,7 +228,7 @@ def _type_name(annotation: object) -> str:
 
 
 def _resolve_fields(cls: type[object], names: dict[str, object]) -> None:
-    """Turns annotations that are text into types while the names they use can be looked up."""
+    """Resolves annotations that are text while their names can be looked up."""
     own = vars(cls).get("__annotations__", {})
     for field, annotation in own.items():
         found = resolve(annotation, names)
@@ -266,7 +268,7 @@ _decode_one = msgspec.json.Decoder().decode
 
 
 class _Step:
-    """A handler of one kind, and what it asks for."""
+    """A handler of one kind, and the values that it takes."""
 
     __slots__ = ("decode", "handler", "only", "schema", "wants")
 
@@ -274,7 +276,7 @@ class _Step:
         self.handler = handler
         self.wants = wants
         self.only = wants[0] if len(wants) == 1 else None
-        """The one thing it asks for, or None when there are several."""
+        """The only value that the handler takes, or None when it takes several."""
         self.schema = schema
         self.decode: Callable[[bytes], object] = _decode_one
         """The function that turns a stored payload into the only argument of the handler (see `_want_payloads`)."""
@@ -301,7 +303,7 @@ class Fold(Generic[P]):
 
     @property
     def kinds(self) -> frozenset[str]:
-        """The kinds it has handlers for."""
+        """The kinds with a handler."""
         return frozenset(self._steps)
 
     def fold_events(self, state: P, events: Iterable[Event]) -> P:
@@ -329,11 +331,11 @@ class Fold(Generic[P]):
         return first, last, count
 
     def fold_each(self, block: Any, states: Sequence[P]) -> None:
-        """Changes many states by the events of a block (or of something like one): the n-th state by the n-th event."""
+        """Changes many states by the events of a block: the n-th state by the n-th event."""
         self.fold_rows(block, range(len(states)), states)
 
     def fold_rows(self, block: Any, rows: Sequence[int], states: Sequence[P]) -> None:
-        """Changes each state by its row; where every handler wants one payload, rows do not become events."""
+        """Changes each state by its row; when every handler takes one payload, no event objects are made."""
         handled = [self._steps.get(kind, []) for kind in block.wire.kinds]
         if not any(handled):
             return
@@ -354,7 +356,8 @@ class Fold(Generic[P]):
             values = map(call, [step.decode for step in chosen], left)
             calls = zip([step.handler for step in chosen], states, values, strict=True)
         try:
-            # One by one: a payload decoded, handled and dropped is still in the processor's cache, a hundred are not.
+            # One by one: a payload that is decoded, handled and dropped stays in the processor's cache, a hundred
+            # payloads do not.
             for handler, state, value in calls:
                 handler(state, value)
         except Exception as error:
@@ -363,7 +366,7 @@ class Fold(Generic[P]):
             raise
 
     def _explain_payload(self, error: Exception, step: _Step, event: Event) -> None:
-        """Says whose fault a failure is: the stored payload's, when it does not decode, else the handler's."""
+        """Raises the right error for a failure: of the stored payload, when it does not decode, else of the handler."""
         if isinstance(error, msgspec.MsgspecError | UnicodeDecodeError | ValueError):
             try:
                 _value(step.only, event, step.schema)
@@ -388,8 +391,10 @@ _folders: WeakKeyDictionary[type[Any], tuple[list[Schema | None], Fold[Any]]] = 
 
 
 def folder_of(projection: type[P]) -> Fold[P]:
-    """Returns the folder of a projection, which applies events to its state; made once, and again when types were
-    declared for its kinds since."""
+    """Returns the fold of a projection, which applies events to its state.
+
+    It is made once, and again after new types were declared for its kinds.
+    """
     check_projection(projection)
     schemas = [schema_of(_kind_name(kind)) for _, kinds in projection.__projection__.handlers for kind in kinds]
     known = _folders.get(projection)
@@ -454,7 +459,7 @@ def _value(want: Any, event: Event, schema: Schema | None) -> Any:
 
 
 def _want_payloads(handled: list[list[_Step]], block: Block) -> bool:
-    """Returns True if each kind has one handler, which wants one payload as it is stored."""
+    """Returns True if each kind has one handler, which takes one stored payload."""
     for steps in handled:
         for step in steps:
             schema, want = step.schema, step.only
@@ -468,10 +473,11 @@ def _want_payloads(handled: list[list[_Step]], block: Block) -> bool:
 
 
 def _payloads(block: Block, rows: Sequence[int]) -> list[bytes]:
-    """The stored payloads of some rows."""
+    """Returns the stored payloads of some rows."""
     if not len(rows):
         return []
-    bounds, payload = block.payload_offsets, bytes(block.payload)  # slices of bytes cost half of a view's
+    # slices of bytes cost half as much as slices of a view
+    bounds, payload = block.payload_offsets, bytes(block.payload)
     if isinstance(rows, range) and rows.step == 1:
         return [payload[start:stop] for start, stop in pairwise(bounds[rows.start : rows.stop + 1])]
     return [payload[bounds[row] : bounds[row + 1]] for row in rows]

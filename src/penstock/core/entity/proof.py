@@ -1,4 +1,4 @@
-"""Roots and proofs as values: what a third party gets, and how it checks them without the journal."""
+"""Roots and proofs as values, which a third party checks without the journal."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 class CheckReport(msgspec.Struct, frozen=True):
-    """The result of `Topic.check` or `check_proof`. It is true when the event is the one that was promised."""
+    """The result of `Topic.check` or `check_proof`. It is true when the event is the promised event."""
 
     ok: bool
     reason: str
@@ -45,12 +45,12 @@ class _JsonLine(msgspec.Struct, frozen=True):
     """A value that third parties get as one line of JSON."""
 
     def to_json(self) -> str:
-        """The value as one line of JSON."""
+        """Returns the value as one line of JSON."""
         return msgspec.json.encode(self).decode()
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Self:
-        """Reads what `to_json` wrote; ConfigError when it is something else."""
+        """Reads the text of `to_json`; raises ConfigError for any other text."""
         try:
             return msgspec.json.decode(text, type=cls)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -58,27 +58,27 @@ class _JsonLine(msgspec.Struct, frozen=True):
 
 
 class TreeRoot(_JsonLine, frozen=True):
-    """A topic's history in one hash: publish it or sign it, and proofs can be checked against it."""
+    """A hash of a topic's history: publish it or sign it, and check proofs against it."""
 
     journal: str
     """The id of the store."""
     topic: str
     through: int
-    """The position of the last event under it."""
+    """The position of the last event under the root."""
     hash: str
     """The root of the Merkle tree, in hexadecimal."""
     published_ms: int
     signature: str | None = None
-    """Ed25519, over `statement()`, in hexadecimal."""
+    """The Ed25519 signature of `statement()`, in hexadecimal."""
 
     def statement(self) -> bytes:
-        """The bytes that are signed."""
+        """Returns the signed bytes."""
         lines = ("penstock root v1", self.journal, self.topic, self.through, self.hash, self.published_ms)
         return "".join(f"{line}\n" for line in lines).encode()
 
 
 def told_erased(headers: Mapping[str, str]) -> str:
-    """Says when and by whom an event was erased or masked."""
+    """Returns when and by whom an event was erased or masked."""
     if ERASED_AT in headers:
         return f"its contents were erased at {headers[ERASED_AT]} by {headers.get(ERASED_BY, 'an unnamed caller')}"
     fields, by = headers.get(MASKED_FIELDS, ""), headers.get(MASKED_BY, "an unnamed caller")
@@ -86,37 +86,37 @@ def told_erased(headers: Mapping[str, str]) -> str:
 
 
 class ErasedLeaf(msgspec.Struct, frozen=True):
-    """The place of an event's contents in a proof, when they were erased or masked since."""
+    """The replacement of an event's contents in a proof, when the event was erased or masked."""
 
     hash: str
-    """The hash of what the event said, in hexadecimal."""
+    """The hash of the event's original contents, in hexadecimal."""
     id: str
     """The event's id."""
     headers: dict[str, str]
-    """When and by whom: `erased-at`, `erased-by`, or `masked-at`, `masked-by` and `masked-fields`."""
+    """The time and the caller: `erased-at`, `erased-by`, or `masked-at`, `masked-by` and `masked-fields`."""
 
     @classmethod
     def of(cls, event: Event, hash: bytes) -> ErasedLeaf:
-        """The leaf of an event, of which the hash is left."""
+        """Returns the leaf of an erased event, whose hash is left."""
         return cls(hash.hex(), event.id, {name: text for name, text in event.headers.items() if name in MARKS})
 
 
 class InclusionProof(_JsonLine, frozen=True, omit_defaults=True):
-    """Shows that an event is in a topic's history under a root; `penstock.check_proof` checks it."""
+    """A proof that an event is in a topic's history under a root; `penstock.check_proof` checks it."""
 
     root: TreeRoot
     seq: int
     """The event's position."""
     leaf: bytes
-    """Everything the event says, as it was hashed: see `event`."""
+    """The hashed fields of the event: see `event`."""
     path: list[str]
     """The hashes from the leaf to the root, in hexadecimal, the nearest first."""
     erased: ErasedLeaf | None = None
-    """When and by whom the event was erased; the leaf is empty then, and its hash stands here."""
+    """When and by whom the event was erased; the leaf is then empty, and its hash is here."""
 
     @property
     def event(self) -> dict[str, Any]:
-        """The event that is proven; of an erased event, what is left of it."""
+        """The proven event; for an erased event, its remaining fields."""
         if self.erased is not None:
             return {"seq": self.seq, "id": self.erased.id, "headers": self.erased.headers}
         try:
@@ -133,17 +133,17 @@ LEAF_FIELDS = (
     "seq", "id", "recorded_ms", "occurred_ms", "kind", "payload", "binary", "key", "scope", "headers",
     "correlation_id", "causation_id", "tags",
 )  # fmt: skip
-"""The fields of a leaf, in this order, as a MessagePack array; tags only where the event has some."""
+"""The fields of a leaf, in this order, as a MessagePack array; tags only for an event with tags."""
 _UNTAGGED = len(LEAF_FIELDS) - 1
 
 
 def check_proof(
     proof: InclusionProof, *, root: TreeRoot | None = None, public_key: PublicKey | None = None
 ) -> CheckReport:
-    """Returns True if a proof holds: its event is in the history that its root stands for. It needs no journal.
+    """Checks a proof: its event is in the history of its root. Needs no journal.
 
-    Trust comes from the root: give the one that was published (`root`), or the key that signed it (`public_key`);
-    without either, only the proof itself is checked.
+    Trust comes from the root: give the published root (`root`), or the key that signed it (`public_key`). Without
+    either, only the proof itself is checked.
     """
     if not isinstance(proof, InclusionProof):
         raise ConfigError(f"check_proof takes an InclusionProof, not {proof!r:.80}: read one with from_json")
@@ -175,13 +175,16 @@ def check_proof(
 
 # ── signatures ───────────────────────────────────────────────────────────────────────────────────────────────────────
 def sign_root(root: TreeRoot, private_key: PrivateKey) -> TreeRoot:
-    """The root with a signature: an Ed25519 key of `cryptography`, its PEM, or the file that holds it."""
+    """Returns the root with a signature.
+
+    The key is an Ed25519 key of `cryptography`, its PEM, or a file with the PEM.
+    """
     key = _load(private_key, private=True)
     return msgspec.structs.replace(root, signature=key.sign(root.statement()).hex())
 
 
 def check_root(root: TreeRoot, public_key: PublicKey) -> bool:
-    """Returns True if a root carries a signature that was made with the private half of a key."""
+    """Returns True if a root has a signature by the private half of a key."""
     key = _load(public_key, private=False)
     from cryptography.exceptions import InvalidSignature
 
@@ -221,26 +224,26 @@ def _load(key: object, *, private: bool) -> Any:
 
 
 # ── The Merkle tree of RFC 6962 with SHA-256: leaves and nodes are hashed apart, so that neither passes for the other
-# Leaf `n` is the event at position `n + 1`. A position whose event was removed before it was ever published has `EMPTY`
-# in its place. Leaves come in segments of `SEGMENT`: a whole segment is one node of every later tree, so that its hash
-# alone is enough to prove events of other segments.
+# Leaf `n` is the event at position `n + 1`. A position whose event was removed before its publication is `EMPTY`.
+# Leaves are in segments of `SEGMENT` leaves. A whole segment is one node of every later tree, so its hash alone is
+# enough to prove events of other segments.
 
 
 SEGMENT = 4096
-"""Positions in a segment; a power of two."""
+"""The positions in a segment; a power of two."""
 
 
 def node_hash(left: bytes, right: bytes) -> bytes:
-    """The hash of two neighbouring subtrees."""
+    """Returns the hash of two neighbouring subtrees."""
     return sha256(b"\x01" + left + right).digest()
 
 
 EMPTY = sha256(b"\x02").digest()
-"""Stands for a position without an event."""
+"""The hash of a position without an event."""
 
 
 def root_of(nodes: Sequence[bytes]) -> bytes:
-    """The hash of a tree over nodes of one size, of which the last may be smaller."""
+    """Returns the hash of a tree over nodes of one size; the last node may be smaller."""
     if not nodes:
         return sha256(b"").digest()
     level = nodes
@@ -250,13 +253,13 @@ def root_of(nodes: Sequence[bytes]) -> bytes:
 
 
 def _parents(level: Sequence[bytes]) -> list[bytes]:
-    """The nodes above some nodes: one for every two, and a last one without a neighbour as it is."""
+    """Returns the parents of nodes: one for every two nodes; a last node without a neighbour stays."""
     paired = [node_hash(level[at], level[at + 1]) for at in range(0, len(level) - 1, 2)]
     return paired if len(level) % 2 == 0 else [*paired, level[-1]]
 
 
 def path_to(nodes: Sequence[bytes], index: int) -> list[bytes]:
-    """The hashes that lead from a node to the tree's root, the nearest first."""
+    """Returns the hashes that lead from a node to the tree's root, the nearest first."""
     path: list[bytes] = []
     level = nodes
     while len(level) > 1:
@@ -268,7 +271,9 @@ def path_to(nodes: Sequence[bytes], index: int) -> list[bytes]:
 
 
 def follow(leaf: bytes, index: int, size: int, path: Sequence[bytes]) -> bytes | None:
-    """The root that a leaf's path leads to in a tree of `size` leaves; None when the path has another length."""
+    """Returns the root at the end of a leaf's path in a tree of `size` leaves; None when the path has a wrong
+    length.
+    """
     at, last, found = index, size - 1, leaf
     for beside in path:
         if last == 0:

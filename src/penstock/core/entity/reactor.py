@@ -1,8 +1,7 @@
-"""Reactors: events appended because of events, each input reacted to exactly once.
+"""Reactors: events that are appended in reaction to events, exactly once for each input.
 
-The handler's drafts are appended with the triggering event as their cause, in the same transaction that moves the
-cursor. A crash loses both or neither; a second reactor under the same name finds the cursor moved and drops its own
-drafts.
+The handler's drafts are appended with the triggering event as their cause, in the transaction that moves the cursor. A
+crash loses both or neither. A second reactor under the same name finds the moved cursor and drops its own drafts.
 """
 
 from __future__ import annotations
@@ -30,14 +29,14 @@ if TYPE_CHECKING:
 
 
 FENCE_PAUSE = 0.1
-"""Seconds between two tries to append while an exclusive fence is open."""
+"""The seconds between two attempts to append while an exclusive fence is open."""
 
 Reaction = Callable[[Event], Any]
-"""Gives a draft, several, or None; or an awaitable of these."""
+"""A function that returns a draft, several drafts, or None; or an awaitable of these."""
 
 
 class Reactor(TopicWorker):
-    """Runs a handler over a topic's events and appends what it returns."""
+    """A worker that runs a handler over a topic's events and appends the returned drafts."""
 
     def __init__(self, log: TopicLog, fences: Fences, plan: BatchPlan) -> None:
         super().__init__(log, plan)
@@ -45,7 +44,7 @@ class Reactor(TopicWorker):
         self._react: Reaction = plan.handler
 
     def _settle(self, events: list[Event]) -> None:
-        """Reacts to events; when the handler fails, what it returned before that is kept."""
+        """Reacts to events; when the handler fails, earlier results are kept."""
         start = self._committed
         reactions: list[list[Staged]] = []
         failure: Exception | None = None
@@ -78,7 +77,7 @@ class Reactor(TopicWorker):
         return staged
 
     def _commit(self, start: int, events: list[Event], reactions: list[list[Staged]], *, alone: bool = False) -> bool:
-        """Appends reactions and moves the cursor; False when one of several was refused."""
+        """Appends reactions and moves the cursor; returns False when one of several was refused."""
         staged: list[Staged] = []
         for reaction in reactions:
             before = len(staged)
@@ -90,7 +89,7 @@ class Reactor(TopicWorker):
                 plan = Plan(core, staged)
                 core.writer.run(WriteRequest(partial(self._apply, plan, start, last), plan.size))
                 return True
-            except FenceActive:  # the guards', or one that was opened since they were asked
+            except FenceActive:  # the error of a guard, or of a fence that was opened after the guards were asked
                 if not self._outwait_fence():
                     return True
             except Exception as error:
@@ -109,8 +108,9 @@ class Reactor(TopicWorker):
         move_cursor(commit, self._topic, self._consumer, last, back=False)
 
     def _outwait_fence(self) -> bool:
-        """Waits for a while until no exclusive fence is open; False when the reactor was stopped meanwhile."""
-        if self._fences.exclusive is None:  # another process's: no word comes of its end, each look is a commit
+        """Waits for a while until no exclusive fence is open; returns False when the reactor was stopped meanwhile."""
+        # a fence of another process: its end is not signalled, and each check is a commit
+        if self._fences.exclusive is None:
             self._stopping.wait(FENCE_PAUSE)
         else:
             self._fences.wait(FENCE_PAUSE)

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 
 _STEP = 1024
-"""Segments that one commit writes, so that no caller waits long behind it."""
+"""The segments that one commit writes, so that no caller waits long behind it."""
 _key = struct.Struct(">cIcQ")
 _encode = msgspec.msgpack.Encoder().encode
 
@@ -57,7 +57,9 @@ class _StoredRoot(msgspec.Struct, array_like=True, frozen=True):
     """The hash of the segment that was not full; empty when there was none."""
     published_ms: int
     earlier: tuple[_StoredRoot, ...] = ()
-    """Those published through the same position before, of events that compaction has removed since: they stay."""
+    """The roots that were published earlier through the same position, over events that compaction has removed
+    since; they stay.
+    """
 
 
 _decode_root = msgspec.msgpack.Decoder(_StoredRoot).decode
@@ -68,13 +70,13 @@ def _decode(value: bytes) -> _StoredRoot:
 
 
 def _published(value: bytes) -> tuple[_StoredRoot, ...]:
-    """All roots that were published through one position, the newest first."""
+    """Returns all roots that were published through one position, the newest first."""
     newest = _decode(value)
     return newest, *newest.earlier
 
 
 class TreeBuilder:
-    """The tree over a topic, made as its blocks come, from the first position on."""
+    """The tree over a topic, which is built from its blocks in order, from the first position on."""
 
     def __init__(self, snap: Snapshot, topic: int, erased: int) -> None:
         self._stored = _segments(snap, topic)
@@ -83,13 +85,13 @@ class TreeBuilder:
         self._leaves: list[bytes] = []
         self._events = 0
         self.nodes: list[bytes] = []
-        """The hashes of whole segments, and at the end of the one that is not full."""
+        """The hashes of whole segments, and at the end of the incomplete segment."""
         self.fresh: dict[int, bytes] = {}
-        """Segments that no root has covered yet."""
+        """The segments that no root has covered yet."""
         self.through = 0
         self.rest = b""
         self.changed: int | None = None
-        """The first position of the first whole segment that has other events than when it was published."""
+        """The first position of the first whole segment whose events have changed since its publication."""
 
     def add(self, seqs: Iterable[int], hashes: Iterable[bytes]) -> None:
         """Adds the next events."""
@@ -113,7 +115,7 @@ class TreeBuilder:
         return root_of(self.nodes)
 
     def _skip(self, position: int) -> None:
-        """Positions without events, up to one."""
+        """Adds positions without events, up to a position."""
         while (at := len(self.nodes) * SEGMENT + len(self._leaves)) < position or len(self._leaves) == SEGMENT:
             if len(self._leaves) == SEGMENT:
                 self._close()
@@ -143,7 +145,7 @@ def _segments(snap: Snapshot, topic: int) -> dict[int, bytes]:
 
 # ── publishing ───────────────────────────────────────────────────────────────────────────────────────────────────────
 def publish(log: TopicLog, topic_id: int, tree: TreeBuilder) -> TreeRoot | None:
-    """Writes a tree's new segments and its root down; None when compaction or a drop came in between."""
+    """Stores a tree's new segments and its root; returns None when a compaction or a drop interfered."""
     core, topic = log.core, log.name
     now, hash = core.clock.now_ms(), tree.root
     fresh = sorted(tree.fresh.items())
@@ -153,7 +155,7 @@ def publish(log: TopicLog, topic_id: int, tree: TreeBuilder) -> TreeRoot | None:
     def put(part: Sequence[tuple[int, bytes]], commit: Commit) -> bool:
         rows = [(_key.pack(keys.ROOTS, topic_id, b"s", index), node) for index, node in part]
         if not commit.is_current(topic, topic_id) or any(commit.tx.get(key) not in (None, node) for key, node in rows):
-            return False  # another verification was faster, and saw other events; or the topic was dropped
+            return False  # another verification was faster and saw other events, or the topic was dropped
         for key, node in rows:
             commit.tx.put(key, node)
         return True
@@ -162,7 +164,7 @@ def publish(log: TopicLog, topic_id: int, tree: TreeBuilder) -> TreeRoot | None:
         if not commit.is_current(topic, topic_id):
             return None
         if load_state(commit.tx, topic_id, topic).erased != tree.erased:
-            return None  # what was erased meanwhile has another hash here, and none was kept
+            return None  # an event that was erased meanwhile has another hash here, and none was kept
         key = _key.pack(keys.ROOTS, topic_id, b"t", tree.through)
         value = commit.tx.get(key)
         published = () if value is None else _published(value)
@@ -186,7 +188,7 @@ def publish(log: TopicLog, topic_id: int, tree: TreeBuilder) -> TreeRoot | None:
 
 # ── proving ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 def prove(log: TopicLog, of: Receipt | Event | int, root: TreeRoot | None) -> InclusionProof:
-    """A proof for one event; see `Topic.proof`."""
+    """Returns a proof for one event; see `Topic.proof`."""
     topic = log.name
     if isinstance(of, Receipt | Event):
         if of.topic != topic:
@@ -210,7 +212,7 @@ def prove(log: TopicLog, of: Receipt | Event | int, root: TreeRoot | None) -> In
         nodes = [known.get(index, EMPTY_SEGMENT) for index in range(through // SEGMENT)]
         nodes += [stored.rest] if stored.rest else []
         leaves = _leaves_between(view, segment * SEGMENT, min((segment + 1) * SEGMENT, through))
-        assert isinstance(event._rows, Block)  # as every stored event
+        assert isinstance(event._rows, Block)  # true for every stored event
         said, erased = leaf_of(event._rows, event._row), None
         if leaf_hash(said) != (hash := leaves[(seq - 1) % SEGMENT]):
             said, erased = b"", ErasedLeaf.of(event, hash)
@@ -227,7 +229,7 @@ def prove(log: TopicLog, of: Receipt | Event | int, root: TreeRoot | None) -> In
 
 
 def _covering(snap: Snapshot, view: TopicView, seq: int, root: TreeRoot | None) -> tuple[int, _StoredRoot]:
-    """The root that a proof is given under, and where it ends."""
+    """Returns the root of a proof, and the root's last position."""
     if root is not None:
         if root.topic != view.name or root.through < seq:
             raise Unprovable(f"the root of {root.topic!r} through {root.through} does not cover {view.name!r} at {seq}")
@@ -243,7 +245,7 @@ def _covering(snap: Snapshot, view: TopicView, seq: int, root: TreeRoot | None) 
 
 
 def _leaves_between(view: TopicView, after: int, through: int) -> list[bytes]:
-    """The leaves of some positions."""
+    """Returns the leaves of some positions."""
     leaves = [EMPTY] * (through - after)
     for block in view.blocks(after, through):
         for at, hash in zip(block.seqs, hashes_in(view.snap, view.topic_id, block), strict=True):
@@ -256,7 +258,7 @@ def _leaves_between(view: TopicView, after: int, through: int) -> list[bytes]:
 
 
 class BrokenEvent(msgspec.Struct, frozen=True):
-    """The first event at which a topic is not what was appended to it."""
+    """The first event that differs from the appended event."""
 
     seq: int
     reason: str
@@ -267,12 +269,12 @@ class VerifyReport(msgspec.Struct, frozen=True):
 
     topic: str
     events: int = 0
-    """Events that are what their commits wrote down of them."""
+    """The number of events that equal the hashes of their commits."""
     unhashed: int = 0
-    """Events from before the topic was configured to be verified: only published roots stand for them."""
+    """The number of events that are older than the topic's verification; only published roots protect them."""
     broken: BrokenEvent | None = None
     root: TreeRoot | None = None
-    """The root of the Merkle tree over all of it, published with this: proofs are given under it."""
+    """The root of the Merkle tree over the topic, which this verification has published; proofs are made under it."""
 
     @property
     def ok(self) -> bool:
@@ -283,7 +285,9 @@ class VerifyReport(msgspec.Struct, frozen=True):
 
 
 def verify(log: TopicLog, *, progress: Progress | None = None) -> VerifyReport:
-    """Compares every event with its hash, and sealed files with theirs; publishes a root, or names what is broken."""
+    """Compares every event with its hash, and sealed files with their hashes; publishes a root, or names the first
+    broken event.
+    """
     name = log.name
     with log.core.engine.read() as snap:
         view = TopicView.open(snap, name)
@@ -313,15 +317,17 @@ def verify(log: TopicLog, *, progress: Progress | None = None) -> VerifyReport:
 
 
 class _Comparison:
-    """A topic's events beside the hashes that were kept of them, both in order; Corrupt where they part."""
+    """A comparison of a topic's events with their stored hashes, both in order; raises Corrupt at the first
+    difference.
+    """
 
     def __init__(self, topic: str, kept: Iterator[tuple[int, bytes]], removed: int) -> None:
         self._topic = topic
         self._kept = kept
         self._removed = removed
-        """Positions through which compaction may have removed events."""
+        """The position through which compaction may have removed events."""
         self._next: tuple[int, bytes] | None = (0, b"")
-        """The position and the hash that come next; before the first ones, a position that no event has."""
+        """The next position and its hash; at first a position that no event has."""
         self.right = 0
         self.unhashed = 0
 
@@ -344,7 +350,7 @@ class _Comparison:
         self._hash_at(keys.MAX_SEQ + 1)
 
     def _hash_at(self, seq: int) -> bytes | None:
-        """The hash that was kept for a position; Corrupt when an event before it is missing."""
+        """Returns the stored hash of a position; raises Corrupt when an earlier event is missing."""
         while self._next is not None and self._next[0] < seq:
             if self._next[0] > self._removed:
                 raise missing(self._topic, self._next[0], self._next[0])
@@ -377,7 +383,7 @@ def check(log: TopicLog, receipt: Receipt) -> CheckReport:
         kept = kept_hash(snap, view.topic_id, receipt.seq)
         if kept is None:
             return CheckReport(True, "it is there; no hash of it was kept, so its contents cannot be checked")
-        assert isinstance(event._rows, Block)  # as every stored event
+        assert isinstance(event._rows, Block)  # true for every stored event
         if leaf_hash(leaf_of(event._rows, event._row)) != kept:
             return CheckReport(False, "it is not what was appended")
         return CheckReport(True, "it is there, unchanged")

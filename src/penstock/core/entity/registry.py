@@ -1,5 +1,4 @@
-"""The support of event sourcing that every open journal has once: its fences, its gates, and the states folded
-lately."""
+"""The event sourcing of an open journal: its fences, its gates, and its recent states."""
 
 from __future__ import annotations
 
@@ -33,11 +32,11 @@ def _drop_states(tx: WriteTx, topic: int, erased: Collection[str]) -> int:
 
 
 class EntityRegistry:
-    """Everything about event sourcing that one open journal has one of."""
+    """The parts of event sourcing that an open journal has once."""
 
     def __init__(self, core: JournalCore) -> None:
         self._core = core
-        # Re-entrant: the garbage collector may cancel a dropped fence in the middle of anything, also of this lock.
+        # Re-entrant, because the garbage collector may cancel a dropped fence at any moment, also inside this lock.
         self._lock = threading.RLock()
         self._fences: Fences | None = None
         self._gates: Gates | None = None
@@ -48,7 +47,7 @@ class EntityRegistry:
         core.erase_states.append(_drop_states)
         core.before_close.append(self._cancel_fences)
 
-    # Each part is made, and its module imported, when a program first asks for the part.
+    # Each part is made, and its module imported, at its first use.
 
     @property
     def fences(self) -> Fences:
@@ -72,7 +71,7 @@ class EntityRegistry:
 
     @property
     def states(self) -> StateCache:
-        """The states that were folded lately."""
+        """The recently folded states."""
         if self._states is None:
             from penstock.core.entity.states import StateCache
 
@@ -81,7 +80,7 @@ class EntityRegistry:
         return self._states
 
     def _find_fence(self, tx: WriteTx) -> str:
-        """The process that has an exclusive fence open, for people; "" for none."""
+        """Returns the process that has an exclusive fence open, for people; "" for none."""
         if next(tx.scan(FENCE, prefix_end(FENCE)), None) is None:
             return ""
         from penstock.core.entity.fence import find_holder

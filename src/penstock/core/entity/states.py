@@ -1,4 +1,4 @@
-"""The newest state of an entity: what was saved of it, and the events that came after; watched, checked, rebuilt."""
+"""The newest state of an entity: a saved state and the later events; watches, checks and rebuilds of states."""
 
 from __future__ import annotations
 
@@ -38,20 +38,20 @@ T = TypeVar("T")
 Freshness = Literal["consistent", "cached"]
 
 SAVE_AFTER = 100
-"""Newly folded events after which a state is saved in the store."""
+"""The number of newly folded events after which a state is saved in the store."""
 _REMEMBERED = 1024
-"""States kept in memory."""
+"""The number of states kept in memory."""
 
 
 class StateCache:
-    """The states folded lately, in memory, as bytes: every caller gets a state of its own."""
+    """The recently folded states, in memory, as bytes: every caller gets its own state."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._saved: OrderedDict[tuple[int, str, int, str | None], Saved] = OrderedDict()
-        """By the id of their topic, as the saved ones: those of a topic that was dropped are not found any more."""
+        """The states by the id of their topic, so that states of a dropped topic are no longer found."""
         self._topic_ids: dict[str, tuple[int, int]] = {}
-        """By name: `Engine.changes` when a topic's id was looked up, and the id; 0 for none."""
+        """By name: `Engine.changes` at the look-up of a topic's id, and the id, 0 for none."""
 
     def get(self, topic: int, declared: Declared, key: str | None) -> Saved | None:
         return self._saved.get((topic, declared.name, declared.version, key))
@@ -65,8 +65,11 @@ class StateCache:
                 self._saved.popitem(last=False)
 
     def topic_id_of(self, log: TopicLog) -> int:
-        """The id of the topic that has a name now; 0 for none. Looked up only after a commit, of any process."""
-        changes = log.core.engine.changes()  # before the look: a commit between the two means another look
+        """Returns the current id of a topic, 0 for none.
+
+        The id is looked up again only after a commit of any process.
+        """
+        changes = log.core.engine.changes()  # before the look-up: a commit between the two means another look-up
         known = self._topic_ids.get(log.name)
         if known is None or known[0] != changes:
             with log.core.engine.read() as snap:
@@ -81,7 +84,7 @@ class StateCache:
 def project(
     log: TopicLog, states: StateCache, projection: type[P], key: str | None, freshness: Freshness
 ) -> tuple[int, P | None]:
-    """An entity's (or the whole topic's) generation and state; 0 and None when it has no events."""
+    """Returns the position and the state of an entity (or of the whole topic); 0 and None without events."""
     folder = folder_of(projection)
     declared = folder.declared
     if key is not None:
@@ -119,7 +122,7 @@ def project(
 def project_if_changed(
     log: TopicLog, states: StateCache, projection: type[P], key: str | None, position: int
 ) -> tuple[int, P | None] | None:
-    """None when the newest event of the entity is still at `position`, else where it is now, and the state."""
+    """Returns None when the newest event of the entity is still at `position`, else its new position and the state."""
     check_position(position, "position")
     check_projection(projection)
     if (newest_position(log, check_text(key, "key")) if key is not None else log.ask(TopicView.newest, 0)) == position:
@@ -129,7 +132,7 @@ def project_if_changed(
 
 
 def folded(projection: type[P], events: Iterable[Event]) -> tuple[int, P | None]:
-    """The position of the last of some events, and the state folded from them; 0 and None when there are none."""
+    """Returns the position of the last event, and the state folded from the events; 0 and None without events."""
     newest = 0
 
     def noted() -> Iterator[Event]:
@@ -143,7 +146,7 @@ def folded(projection: type[P], events: Iterable[Event]) -> tuple[int, P | None]
 
 
 def _events_to_fold(index: EntityIndex, view: TopicView, key: str | None, after: int) -> Iterable[Piece]:
-    """Returns the events that are to be folded: the events of an entity, or of the whole topic."""
+    """Returns the events to fold: of an entity, or of the whole topic."""
     if key is not None:
         return index.open(view).pieces(key, after, keys.MAX_SEQ)
     return (
@@ -155,7 +158,7 @@ def _events_to_fold(index: EntityIndex, view: TopicView, key: str | None, after:
 def _newest_valid(
     view: TopicView, declared: Declared, key: str | None, state: TopicState, remembered: Saved | None
 ) -> Saved | None:
-    """The newest saved state that can be trusted."""
+    """Returns the newest valid saved state."""
     if remembered is not None and is_valid(remembered, declared, state):
         return remembered
     saved = load_saved(view.snap, view.topic_id, declared, key)
@@ -163,7 +166,7 @@ def _newest_valid(
 
 
 def _unpacked(projection: type[P], saved: Saved) -> P | None:
-    """A saved state, or None when the projection can no longer read it: then it is folded anew."""
+    """Returns a saved state, or None when the projection can no longer read it and must fold it anew."""
     try:
         return unpack_state(projection, saved.state)
     except (msgspec.MsgspecError, UnicodeDecodeError):
@@ -176,7 +179,7 @@ def _save_soon(log: TopicLog, topic_id: int, declared: Declared, key: str | None
         if current and load_state(commit.tx, topic_id, log.name).version == saved.compacted:
             save(commit.tx, topic_id, declared, key, saved)
 
-    with suppress(Closed):  # the state was folded all the same, only it will not be found saved
+    with suppress(Closed):  # the state was folded anyway, but will not be saved
         log.core.writer.submit(WriteRequest(apply, len(saved.state), relaxed=True), nested=True)
 
 
@@ -189,12 +192,13 @@ def _save_soon(log: TopicLog, topic_id: int, declared: Declared, key: str | None
 
 SNAPSHOT = b"p"
 FOLD = 1
-"""Saved with a projection's own states, and counted up when earlier ones may be wrong: those without it may hold events
-twice, because look-ups found some twice in a store that was sealed or compacted by key."""
+"""A number that is saved with a projection's states, and that grows when earlier states may be wrong: states without
+it may hold events twice, because look-ups found events twice in a store that was sealed or compacted by key.
+"""
 
 
 class Saved(msgspec.Struct, array_like=True, frozen=True):
-    """A state as it is stored."""
+    """A stored state."""
 
     fingerprint: int
     generation: int
@@ -205,7 +209,7 @@ class Saved(msgspec.Struct, array_like=True, frozen=True):
     """The topic's `TopicState.version` when the state was folded."""
     state: bytes
     fold: int = 0
-    """`FOLD`, as it was then; 0 for those of a streaming query, which looks nothing up."""
+    """`FOLD` at the time of saving; 0 for states of a streaming query, which uses no look-ups."""
 
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -222,7 +226,7 @@ def _versions(topic: int, declared: Declared) -> bytes:
 
 
 def load_saved(snap: Snapshot, topic: int, declared: Declared, key: str | None) -> Saved | None:
-    """A saved state, or None where there is none that can be read."""
+    """Returns a saved state, or None without a readable state."""
     value = snap.get(saved_key(topic, declared, key))
     return None if value is None else _saved(value)
 
@@ -236,7 +240,7 @@ def _saved(value: bytes) -> Saved | None:
 
 
 def saved_states(snap: Snapshot, topic: int, declared: Declared) -> Iterator[tuple[str | None, Saved]]:
-    """The states of the declared version with their keys, None for the whole topic's; those that can be read."""
+    """Yields the readable states of the declared version with their keys, None for the whole topic."""
     low = _versions(topic, declared) + declared.version.to_bytes(4)
     for stored, value in snap.scan(low, prefix_end(low)):
         saved = _saved(value)
@@ -245,7 +249,7 @@ def saved_states(snap: Snapshot, topic: int, declared: Declared) -> Iterator[tup
 
 
 def first_saved(snap: Snapshot, topic: int, declared: Declared) -> tuple[int, Saved] | None:
-    """The version and the state of the first that is saved under a projection's name, of whatever version."""
+    """Returns the version and the state of the first state under a projection's name, of any version."""
     low = _versions(topic, declared)
     for key, value in snap.scan(low, prefix_end(low)):
         saved = _saved(value)
@@ -255,13 +259,13 @@ def first_saved(snap: Snapshot, topic: int, declared: Declared) -> tuple[int, Sa
 
 
 def is_valid(saved: Saved, declared: Declared, state: TopicState) -> bool:
-    """Returns True if folding from the beginning would still give this."""
+    """Returns True if a fold from the beginning would give the same state."""
     made_like = (saved.fold, saved.fingerprint, saved.compacted)
     return made_like == (FOLD, declared.fingerprint, state.version) and saved.first > state.trimmed
 
 
 def check_folded(saved: Saved, key: str | None, state: TopicState, latest: int) -> None:
-    """Refuses a state that claims positions the topic has not reached: `project` would skip their events."""
+    """Refuses a state with positions that the topic has not reached, because `project` would skip their events."""
     if not 1 <= saved.first <= saved.generation <= latest:
         raise ConfigError(
             f"the state of {(key or 'the whole topic')[:40]!r} says that it was folded from events {saved.first} to "
@@ -271,7 +275,7 @@ def check_folded(saved: Saved, key: str | None, state: TopicState, latest: int) 
 
 
 def check_not_dropped(saved: Saved, key: str | None, state: TopicState) -> None:
-    """PositionTrimmed when a state was folded from events of a topic that was dropped, and has been made anew."""
+    """Raises PositionTrimmed when a state was folded from events of a dropped topic that was made anew."""
     if saved.first <= state.began:
         raise PositionTrimmed(
             f"the state of {(key or 'the whole topic')[:40]!r} was folded from event {saved.first} on, of a topic that "
@@ -281,7 +285,7 @@ def check_not_dropped(saved: Saved, key: str | None, state: TopicState) -> None:
 
 
 def save(tx: WriteTx, topic: int, declared: Declared, key: str | None, saved: Saved) -> None:
-    """Keeps a state, unless a newer one is there already."""
+    """Stores a state, unless a newer state is stored."""
     known = load_saved(tx, topic, declared, key)
     if (
         known is not None
@@ -293,7 +297,7 @@ def save(tx: WriteTx, topic: int, declared: Declared, key: str | None, saved: Sa
 
 
 def drop_states(tx: WriteTx, topic: int, declared: Declared) -> None:
-    """Removes every state of a projection, of whatever version."""
+    """Removes every state of a projection, of any version."""
     low = _versions(topic, declared)
     tx.delete_range(low, prefix_end(low))
 
@@ -314,7 +318,7 @@ def drop_states_of(tx: WriteTx, topic: int, erased: Collection[str]) -> int:
 
 
 def pack_state(projection: Projection) -> bytes:
-    """A state's bytes; ConfigError when something that it holds is no field, or has no form in the store."""
+    """Returns a state's bytes; raises ConfigError for an attribute that is no field, or that cannot be stored."""
     if len(vars(projection)) != len(projection.__projection__.fields):
         _check_fields(projection)
     try:
@@ -327,9 +331,9 @@ def pack_state(projection: Projection) -> bytes:
 
 
 def _check_fields(projection: Projection) -> None:
-    """ConfigError when a handler has given a state an attribute that would not be saved with it."""
+    """Raises ConfigError when a handler has set an attribute that would not be saved."""
     for name in vars(projection).keys() - projection.__projection__.fields:
-        if not hasattr(type(getattr(type(projection), name, None)), "__get__"):  # what a cached property keeps
+        if not hasattr(type(getattr(type(projection), name, None)), "__get__"):  # the value of a cached property
             raise ConfigError(
                 f"a handler of projection {type(projection).__qualname__} sets {name!r}, which is no field of it and "
                 "would not be part of the state: declare it with a type and a default"
@@ -340,7 +344,7 @@ _decoders: dict[type[Any], Any] = {}
 
 
 def unpack_state(projection: type[P], state: bytes) -> P:
-    """A state of its own for the caller."""
+    """Returns a new state for the caller."""
     decode = _decoders.get(projection)
     if decode is None:
         try:
@@ -359,9 +363,9 @@ def unpack_state(projection: type[P], state: bytes) -> P:
 
 
 class Watch(Signalled, LiveIterator[P]):
-    """A projection's states as they come: iterate it (also with `async for`), or ask for the `next` one.
+    """A watch of a projection's states: iterate over it (also with `async for`), or call `next`.
 
-    States that were overtaken before the watcher looked are skipped: what comes is always the newest.
+    States that were replaced before the watcher looked are skipped: each item is the newest state.
     """
 
     def __init__(self, log: TopicLog, states: StateCache, projection: type[P], key: str | None) -> None:
@@ -371,7 +375,7 @@ class Watch(Signalled, LiveIterator[P]):
         self._key = key
         super().__init__(log.core.hub, log.core.hub.signal(log.name))
         self.generation = 0
-        """The generation of the last state handed out."""
+        """The position of the last returned state."""
         check_projection(projection)
 
     def _is_closed(self) -> bool:
@@ -391,7 +395,7 @@ class Watch(Signalled, LiveIterator[P]):
 
 
 def newest_position(log: TopicLog, key: str) -> int:
-    """The position of an entity's newest event; 0 when it has none."""
+    """Returns the position of an entity's newest event; 0 when it has none."""
 
     def newest(view: TopicView) -> int:
         event = log.core.index.open(view).newest(key)
@@ -401,7 +405,7 @@ def newest_position(log: TopicLog, key: str) -> int:
 
 
 def entities(log: TopicLog) -> Iterator[str]:
-    """Every key that has events, each once, in no particular order."""
+    """Yields every key that has events, each once, in no particular order."""
     with log.core.engine.read() as snap:
         view = TopicView.open(snap, log.name, log.core.clock.now_ms())
         if view is not None:
@@ -409,10 +413,10 @@ def entities(log: TopicLog) -> Iterator[str]:
 
 
 def reindex(log: TopicLog) -> None:
-    """Throws a topic's index and summaries away and has them built anew, beside everything else."""
+    """Drops a topic's index and summaries, and builds them anew in the background."""
     name, core = log.name, log.core
     core.writer.check_idle_here()
-    topic_id = log.ask(lambda view: view.topic_id, 0)  # no topic has that one
+    topic_id = log.ask(lambda view: view.topic_id, 0)  # no topic has this id
     for prefix in (keys.SUMMARY, keys.HASHES):
         clear_rows(core.writer, *keys.topic_range(prefix, topic_id))
 
@@ -420,7 +424,7 @@ def reindex(log: TopicLog) -> None:
         if commit.is_current(name, topic_id):
             drop_index(commit.tx, topic_id, name)
 
-    core.run(drop)  # the rows of its runs go later, and what was cleared is on disk with it
+    core.run(drop)  # the rows of its runs are removed later, together with the synced change
     core.indexer.request(name)
 
 
@@ -428,7 +432,7 @@ def reindex(log: TopicLog) -> None:
 
 
 def verify_states(log: TopicLog, projection: type[P]) -> list[str | None]:
-    """The keys (None: the whole topic) of valid saved states that differ from what folding gives."""
+    """Returns the keys (None: the whole topic) of valid saved states that differ from a new fold."""
     folder, core = folder_of(projection), log.core
     wrong: list[str | None] = []
     with core.engine.read() as snap:
@@ -458,21 +462,21 @@ def verify_states(log: TopicLog, projection: type[P]) -> list[str | None]:
 
 
 MAX_FILED_BYTES = 255
-"""Of a projection's name and its query's, together, as a key of the store has room for them."""
+"""The most bytes of a projection's name and its query's name together, which must fit into a key of the store."""
 
 
 class StreamedStates(msgspec.Struct, frozen=True):
-    """The states that a stream keeps: those of a projection in one streaming query, kept with a topic."""
+    """The states of a projection in one streaming query, which are stored with a topic."""
 
     topic: str
     name: str
-    """The projection's."""
+    """The name of the projection."""
     version: int
     query: str
-    """The query's id, which restarts do not change."""
+    """The id of the query, which is the same after restarts."""
 
     def declared(self) -> Declared:
-        """The projection as this query's states are filed."""
+        """Returns the declaration under which this query's states are stored."""
         name = f"{self.name}@{self.query}"
         if len(name.encode()) > MAX_FILED_BYTES:
             raise ConfigError(f"the name of projection {self.name!r} and of its query are too long together")
@@ -484,7 +488,7 @@ class StreamedState(msgspec.Struct, frozen=True):
 
     key: str
     fingerprint: int
-    """Of the projection that made it: another one's is not gone on with."""
+    """The fingerprint of the projection; a state of another fingerprint is not continued."""
     generation: int
     """The position of the newest event in it."""
     first: int
@@ -493,14 +497,14 @@ class StreamedState(msgspec.Struct, frozen=True):
 
 
 class FiledStates(msgspec.Struct, frozen=True):
-    """The projection whose states a query has saved; another one cannot go on with them."""
+    """The projection whose states a query has saved; another projection cannot continue them."""
 
     version: int
     fingerprint: int
 
 
 def states_topic(snap: Snapshot, topic: str) -> int:
-    """The id of the topic that states are kept with; ConfigError when there is none."""
+    """Returns the id of the topic that holds the states; raises ConfigError for a missing topic."""
     record = load_record(snap, topic)
     if record is None:
         raise ConfigError(f"there is no topic {topic!r} to keep a stream's states with")
@@ -508,20 +512,23 @@ def states_topic(snap: Snapshot, topic: str) -> int:
 
 
 def load_streamed(snap: Snapshot, topic_id: int, wanted: StreamedStates, key: str) -> StreamedState | None:
-    """An entity's state, as the query's last batch left it."""
+    """Returns an entity's state after the query's last batch."""
     saved = load_saved(snap, topic_id, wanted.declared(), key)
     return None if saved is None else StreamedState(key, saved.fingerprint, saved.generation, saved.first, saved.state)
 
 
 def filed_states(snap: Snapshot, topic_id: int, wanted: StreamedStates) -> FiledStates | None:
-    """The projection that made the query's saved states; None when it has saved none."""
+    """Returns the projection that made the query's saved states; None when it has saved none."""
     found = first_saved(snap, topic_id, wanted.declared())
     return None if found is None else FiledStates(found[0], found[1].fingerprint)
 
 
 def save_streamed(commit: Commit, wanted: StreamedStates, states: Iterable[StreamedState], *, whole: bool) -> None:
-    """Keeps states, unless newer ones are there. `whole`: they were folded from the whole topic, and are saved as the
-    projection's own too, where no event was removed that is in them."""
+    """Stores states, unless newer states are stored.
+
+    With `whole`, the states were folded from the whole topic, and are also saved as the projection's own states, if
+    none of their events was removed.
+    """
     topic_id = states_topic(commit.tx, wanted.topic)
     of_query, own = wanted.declared(), Declared(wanted.name, wanted.version, [])
     topic = load_state(commit.tx, topic_id, wanted.topic)
@@ -539,7 +546,7 @@ def save_streamed(commit: Commit, wanted: StreamedStates, states: Iterable[Strea
 
 _STATES_IN_MEMORY = 20_000
 _SAVED_AT_ONCE, _SAVED_BYTES = 1_000, 4 << 20
-"""States, and bytes of them, that one commit saves."""
+"""The most states, and bytes of states, that one commit saves."""
 
 
 class RebuildReport(msgspec.Struct, frozen=True):
@@ -550,24 +557,24 @@ class RebuildReport(msgspec.Struct, frozen=True):
     events: int
     """The number of events that were read."""
     through: int
-    """The position up to which they were read."""
+    """The position up to which the events were read."""
 
 
 def rebuild(
     log: TopicLog, states: StateCache, projection: type[P], *, whole: bool, progress: Progress | None
 ) -> RebuildReport:
-    """Throws every saved state of a projection away and folds them anew; older versions' states go, too."""
+    """Removes every saved state of a projection, of all versions, and folds the states anew."""
     log.core.check_open()
     return _Rebuild(log, states, projection, whole, progress).run()
 
 
 class Rebuilt(msgspec.Struct, frozen=True):
-    """The part of a topic that a rebuild folds; zeros when there is no such topic."""
+    """The part of a topic that a rebuild folds; zeros for a missing topic."""
 
     through: int = 0
     events: int = 0
     compacted: int = 0
-    """The topic's `TopicState.version`: a state that was folded under another is not used."""
+    """The topic's `TopicState.version`: a state of another version is not used."""
 
 
 def rebuilt(snap: Snapshot, topic: str) -> Rebuilt:
@@ -578,7 +585,7 @@ def rebuilt(snap: Snapshot, topic: str) -> Rebuilt:
 
 
 class StateSaving:
-    """Saves the states of one rebuild, in place of all that were saved before."""
+    """The saving of the states of one rebuild, which replace all earlier states."""
 
     def __init__(self, log: TopicLog, states: StateCache, projection: type[Any]) -> None:
         self._topic = log.name
@@ -589,13 +596,13 @@ class StateSaving:
             self.of = rebuilt(snap, self._topic)
 
     def begin(self) -> None:
-        """Removes what is saved, of this version of the projection and of others."""
+        """Removes saved states of all versions of the projection."""
         if self.of.through:
             self._core.run(partial(replace_states, self._topic, self._declared, (), begin=True), relaxed=True)
             self._states.clear()
 
     def save(self, folded: Iterable[tuple[str | None, int, int, bytes]]) -> int:
-        """Saves states: their keys, newest and first positions, and bytes; some at a time. Returns how many."""
+        """Saves states (keys, newest and first positions, and bytes), some at a time; returns their number."""
         count = 0
         fingerprint = self._declared.fingerprint
         for some in in_parts(folded, lambda one: len(one[3]), _SAVED_BYTES, _SAVED_AT_ONCE):
@@ -628,7 +635,7 @@ def _dropped(topic: str) -> UnknownTopic:
 
 
 class _Rebuild:
-    """A pass of a rebuild; states that do not fit into memory wait in the store until their next event comes."""
+    """A pass of a rebuild; states that do not fit into memory wait in the store until their next event."""
 
     def __init__(
         self, log: TopicLog, states: StateCache, projection: type[Any], whole: bool, progress: Progress | None
@@ -641,16 +648,16 @@ class _Rebuild:
         self._progress = progress
         self._saving = StateSaving(log, states, projection)
         self._live: dict[str | None, list[Any]] = {}
-        """State, first position, newest position; by key."""
+        """By key: the state, the first position, the newest position."""
         self._saved: dict[str | None, int] = {}
-        """By key: the newest position in the state that waits in the store."""
+        """By key: the newest position of a state that waits in the store."""
 
     def run(self) -> RebuildReport:
         through, total = self._saving.of.through, self._saving.of.events
         self._saving.begin()
         after = events = 0
         while after < through:
-            # A snapshot held for the whole pass would keep the engine from cleaning up behind the writer.
+            # A snapshot for the whole pass would keep the engine from cleaning up behind the writer.
             with self._core.engine.read() as snap:
                 for step, block in enumerate(self._view(snap).blocks(after, through)):
                     events += self._fold(block, after, through)
@@ -689,7 +696,7 @@ class _Rebuild:
             live = self._live.get(key)
             if live is None:
                 live = self._live[key] = self._load(key) or [self._projection(), seq, 0]
-            if seq > live[2]:  # else `project` has saved a newer state meanwhile, and this event is in it
+            if seq > live[2]:  # otherwise `project` has saved a newer state meanwhile, which includes this event
                 live[2] = seq
                 own.append(row)
                 states.append(live[0])
@@ -706,7 +713,7 @@ class _Rebuild:
             saved = load_saved(snap, self._view(snap).topic_id, declared, key)
         if (
             saved is None
-            or saved.generation < newest  # events in between would be in no state
+            or saved.generation < newest  # events in between would be missing in the state
             or (saved.fingerprint, saved.compacted) != (declared.fingerprint, of.compacted)
         ):
             raise ConfigError(

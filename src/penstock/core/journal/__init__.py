@@ -19,7 +19,7 @@
     index/      the entity index behind `read(key=…)`: memtable, runs, merges
     sealed/     history in Parquet files of a lake
 
-Invariants: positions of a topic count from 1 without gaps and are never reused; a block lies under the position of its
-first event; ids and recording times increase with positions; nothing is visible before its commit is as durable as
+Invariants: positions of a topic count from 1 without gaps and are never reused. A block is stored under the position of
+its first event. Ids and recording times increase with positions. No event is visible before its commit is as durable as
 the engine makes it.
 """

@@ -1,12 +1,12 @@
 """Reading several topics as one log: their events in the order they were recorded, from one snapshot.
 
-Ids are in the order of recording: by the millisecond, and within one as this process committed them. So a merge by id
-gives every reader the same order. How far a reader has come is a position in every topic: what is committed late, by a
-process whose clock is behind, is found all the same.
+Ids are in the order of recording: by the millisecond, and within a millisecond in the order of this process's commits.
+So a merge by id gives every reader the same order. The progress of a reader is a position in every topic: so a reader
+also finds late commits of a process whose clock is behind.
 
-A merge asks each topic for a few events at a time, and leaves no scan open in between: SQLite goes through all open
-cursors whenever one is opened. Between two questions it knows of a topic only a position, and the id that its next
-event has at the least. Neither depends on a snapshot, so a follower goes on with them in the next one.
+A merge asks each topic for a few events at a time, and leaves no scan open in between: SQLite walks over all open
+cursors whenever a cursor is opened. Between two requests the merge knows only a position of a topic, and a lower bound
+for the id of its next event. Neither depends on a snapshot, so a follower continues with them in the next snapshot.
 """
 
 from __future__ import annotations
@@ -40,32 +40,31 @@ if TYPE_CHECKING:
 FIRST_FILL: Final = 1
 LARGEST_FILL: Final = 1024
 FILL_GROWTH: Final = 4
-"""The number of events a topic is asked for at first and at the most, and by what the number grows from time to time.
-"""
+"""The number of events that a topic is asked for at first and at most, and the factor by which the number grows."""
 READER_BYTES: Final = 32 << 20
 FOLLOWER_BYTES: Final = 8 << 20
 """The bytes of blocks read ahead that a merge keeps, whatever the number of topics."""
 BLOCK_BYTES: Final = 1 << 10
-"""The bytes that a block of one small event takes in memory, about."""
+"""The approximate bytes that a block of one small event takes in memory."""
 _PATIENCE: Final = 4
-"""Events for each topic that a follower reads on with before it looks at all topics again."""
+"""The number of events per topic after which a follower looks at all topics again."""
 _ASK_FIRST: Final = -1 << 128
-"""Before every id: a topic of which nothing is known is asked before an event is given."""
+"""A bound below every id: an unknown topic is asked before the merge returns an event."""
 
 
 class AcrossQuery(msgspec.Struct, frozen=True):
     """The wanted events of the wanted topics."""
 
     topics: tuple[str, ...] = ()
-    """Names, and patterns like shop.*; none: every topic but those that penstock writes for itself."""
+    """Names, and patterns like shop.*; the empty tuple stands for every topic except penstock's own topics."""
     events: EventQuery = EVERYTHING
-    """The wanted events of each topic; its positions count for nothing."""
+    """The wanted events of each topic; the positions in this query are ignored."""
     after: Mapping[str, int] = {}
-    """The positions to go on after, by topic; those that are not in it are read from their beginning."""
+    """The positions to continue after, by topic; other topics are read from their beginning."""
     through: Mapping[str, int] | None = None
-    """The positions to end at, by topic: nothing of those that are not in it. None: where each ends now."""
+    """The positions to end at, by topic; other topics are not read. None stands for the current end of each topic."""
     most_topics: int | None = None
-    """The number of topics it may stand for; None: any number."""
+    """The most topics that the query may match; None for any number."""
 
 
 class AcrossStep(msgspec.Struct, frozen=True):
@@ -73,9 +72,9 @@ class AcrossStep(msgspec.Struct, frozen=True):
 
     events: list[Event]
     reached: dict[str, int]
-    """By topic: what to go on after (backwards: through)."""
+    """By topic: the position to continue after (backwards: through)."""
     done: bool
-    """True if there is nothing more, as of this snapshot."""
+    """True if this snapshot has no further events."""
 
 
 def across_query(
@@ -85,7 +84,7 @@ def across_query(
     events: EventQuery,
     most_topics: int | None = None,
 ) -> AcrossQuery:
-    """A reader's arguments, checked."""
+    """Returns a reader's arguments, checked."""
     return AcrossQuery(
         check_topics(topics),
         events,
@@ -96,17 +95,17 @@ def across_query(
 
 
 def check_positions(positions: Mapping[str, int], what: str) -> dict[str, int]:
-    """A position in each of some topics."""
+    """Returns a position in each of some topics."""
     if not isinstance(positions, Mapping):
         raise ConfigError(f"{what} must be positions by topic, like {{'orders': 17}}, not {positions!r:.80}")
     return {check_name(name): check_position(seq, f"{what}[{name!r}]") for name, seq in positions.items()}
 
 
 def matching(core: JournalCore, snap: Snapshot, topics: tuple[str, ...], among: set[str] | None = None) -> list[str]:
-    """The topics of a snapshot, or those `among` them, that names and patterns stand for, sorted.
+    """Returns the topics of a snapshot, or of `among`, that match names and patterns, sorted.
 
-    A pattern stands for no topic that penstock writes for itself, unless its beginning says so: penstock.*, and for
-    those of a queue its name: emails.*.
+    A pattern matches none of penstock's own topics, unless it begins with their prefix: penstock.*, or, for the topics
+    of a queue, the queue's name: emails.*.
     """
     found: dict[str, None] = {}
     for one in topics or ("*",):
@@ -122,7 +121,7 @@ def matching(core: JournalCore, snap: Snapshot, topics: tuple[str, ...], among: 
 
 
 def _names_with_prefix(snap: Snapshot, text: str) -> Iterator[str]:
-    """The names of topics that begin with a text."""
+    """Returns the names of topics that begin with a text."""
     first = keys.TOPIC + text.encode()
     return (keys.stored_name(key[1:]) for key, _ in snap.scan(first, keys.prefix_end(first)))
 
@@ -133,7 +132,7 @@ def _is_internal(core: JournalCore, snap: Snapshot, name: str, beginning: str) -
 
 
 def wanted_topics(core: JournalCore, snap: Snapshot, query: AcrossQuery, among: set[str] | None = None) -> list[str]:
-    """The topics of a snapshot, or those `among` them, that a query stands for; ConfigError when they are too many."""
+    """Returns the topics of a snapshot, or of `among`, that a query matches; raises ConfigError for too many topics."""
     found = matching(core, snap, query.topics, among)
     if query.most_topics is not None and len(found) > query.most_topics:
         raise ConfigError(
@@ -144,25 +143,25 @@ def wanted_topics(core: JournalCore, snap: Snapshot, query: AcrossQuery, among: 
 
 
 class Source:
-    """A topic of a merge: which positions are still to be asked for, and the events that were read ahead."""
+    """A topic of a merge: the positions that are still to be read, and the events that were read ahead."""
 
     __slots__ = ("ahead", "bound", "fill", "fresh", "held", "high", "low", "name", "order")
 
     def __init__(self, name: str, order: int, low: int, bound: int) -> None:
         self.name = name
         self.order = order
-        """Decides between equal ids."""
+        """The order among topics with equal ids."""
         self.bound = bound
-        """The last position that is wanted."""
+        """The last wanted position."""
         self.low = low
         self.high = bound
         """The last position to ask for; the first is the position after `low`."""
         self.fresh = True
-        """True if the topic is to be asked where it ends."""
+        """True if the end of the topic must be read."""
         self.ahead: list[Event] = []
-        """The next event is the last."""
+        """The events read ahead; the next event is the last item."""
         self.held = 0
-        """Bytes that the events read ahead keep in memory, about."""
+        """The approximate bytes that the events read ahead keep in memory."""
         self.fill = FIRST_FILL
 
     def ended(self) -> bool:
@@ -170,13 +169,15 @@ class Source:
         return self.low >= self.high and not self.fresh
 
     def reached(self, *, reverse: bool) -> int:
-        """Returns what a reader goes on after (backwards: through) who was given all but the events read ahead."""
+        """Returns the position that a reader continues after (backwards: through) when it has received all events
+        except those read ahead.
+        """
         if not self.ahead:
             return self.high if reverse else self.low
         return self.ahead[-1].seq if reverse else self.ahead[-1].seq - 1
 
     def give_back(self, *, reverse: bool) -> int:
-        """Forgets the events read ahead, which are to be asked for again; returns the bytes that this frees."""
+        """Drops the events read ahead, which will be read again; returns the freed bytes."""
         if reverse:
             self.high = self.reached(reverse=True)
         else:
@@ -190,25 +191,25 @@ class Merge:
     """The events of several topics in the order of their ids."""
 
     def __init__(self, core: JournalCore, query: AcrossQuery, most_held: int, *, to_its_end: bool = True) -> None:
-        """`to_its_end`: all of it will be read, so that where the topics end is worth a look at each one."""
+        """Begins a merge. With `to_its_end` all of it will be read, so reading the end of each topic pays."""
         self._core = core
         self._query = query
         self._ends_first = to_its_end or query.events.reverse or not query.events.everything
         self._reverse = query.events.reverse
         self._heap: list[tuple[int, int, Source]] = []
-        """Each topic under the id that its next event has at the least (backwards: at the most, negative)."""
+        """Each topic under the lower bound for the id of its next event (backwards: the upper bound, negated)."""
         self._orders = count()
         self._most_held = most_held
         self._held = 0
         self.sources: dict[str, Source] = {}
-        """The topics that may have more."""
+        """The topics that may have further events."""
         self.moved: dict[str, Source] = {}
-        """The topics that were asked, or gave an event."""
+        """The topics that were read, or returned an event."""
         self.ends: dict[str, int] = {}
-        """The ends of the topics that were asked for them."""
+        """The ends of topics, as far as they were read."""
 
     def add(self, names: Iterable[str], after: Mapping[str, int]) -> None:
-        """Adds topics, to be read after a position; a topic that is being read is asked again where it ends."""
+        """Adds topics, to be read after a position; the end of a topic that is already read is read again."""
         through = self._query.through
         for name in names:
             source = self.sources.get(name)
@@ -221,14 +222,14 @@ class Merge:
                 heappush(self._heap, (_ASK_FIRST, source.order, source))
 
     def reached(self) -> dict[str, int]:
-        """Returns how far the topics were read that were asked, or gave an event, since this was called last."""
+        """Returns the reached positions of topics that were read, or returned an event, since the last call."""
         found = {name: source.reached(reverse=self._reverse) for name, source in self.moved.items()}
         self.moved.clear()
         self.ends.clear()
         return found
 
     def events(self, snap: Snapshot, now_ms: int, looks: int | None = None) -> Iterator[Event]:
-        """Yields the next events, until there are no more, or so many positions were looked at in vain."""
+        """Yields the next events, until the topics end, or until so many positions were searched in vain."""
         heap, reverse = self._heap, self._reverse
         while heap:
             _, order, source = heap[0]
@@ -257,7 +258,7 @@ class Merge:
                 yield event
 
     def _fill(self, source: Source, snap: Snapshot, now_ms: int) -> int:
-        """Asks a topic for its next events; returns how many positions were looked at in vain."""
+        """Reads the next events of a topic; returns the number of positions that were searched in vain."""
         view = TopicView.open(snap, source.name, now_ms)
         if view is None:
             source.high, source.fresh = source.low, False
@@ -296,12 +297,12 @@ class Merge:
         return 0 if wanted.everything or wanted.indexed else left - (source.high - source.low) - len(found)
 
     def _find_ends(self, source: Source, view: TopicView) -> None:
-        """Notes which positions of a topic are wanted of those that are there."""
+        """Notes which existing positions of a topic are wanted."""
         wanted = self._query.events
         source.fresh = False
         source.low = max(source.low, view.trimmed())
         if not self._ends_first:
-            return  # it is asked when it gives fewer events than it was asked for
+            return  # the end is read when the topic returns fewer events than requested
         end = self.ends[source.name] = view.latest()
         source.high = min(source.bound, end)
         if wanted.since_ms is not None:
@@ -310,7 +311,7 @@ class Merge:
             source.high = min(source.high, view.position_before(wanted.until_ms))
 
     def _give_back(self) -> None:
-        """Forgets what was read ahead of the topics whose turn comes last, until half of the bytes are free."""
+        """Drops the events read ahead of the topics whose turn comes last, until half of the bytes are free."""
         for _, _, source in sorted(self._heap, reverse=True):
             if self._held <= self._most_held // 2 or source is self._heap[0][2]:
                 return
@@ -319,7 +320,7 @@ class Merge:
 
 
 def read_across(core: JournalCore, query: AcrossQuery) -> Iterator[Event]:
-    """Streams the wanted events of one snapshot, which is taken when the first is asked for."""
+    """Streams the wanted events of one snapshot, which is taken when the first event is requested."""
     with core.engine.read() as snap:
         merge = Merge(core, query, READER_BYTES, to_its_end=query.events.limit is None)
         merge.add(wanted_topics(core, snap, query), query.after)
@@ -327,9 +328,9 @@ def read_across(core: JournalCore, query: AcrossQuery) -> Iterator[Event]:
 
 
 def read_page(core: JournalCore, query: AcrossQuery, limit: int, most_bytes: int) -> tuple[AcrossStep, dict[str, int]]:
-    """Reads the next of the wanted events, bounded in number and bytes, and in what is looked at for them.
+    """Reads the next wanted events, bounded in number, in bytes and in searched positions.
 
-    Returns also where the reading ends: at `through`, or where the wanted topics end now.
+    Also returns where the reading ends: at `through`, or at the current ends of the wanted topics.
     """
     reverse = query.events.reverse
     with core.engine.read() as snap:
@@ -346,7 +347,7 @@ def read_page(core: JournalCore, query: AcrossQuery, limit: int, most_bytes: int
 
 
 def topic_ends(core: JournalCore, query: AcrossQuery) -> dict[str, int]:
-    """Returns where the wanted topics end, of one snapshot."""
+    """Returns where the wanted topics end in one snapshot."""
     with core.engine.read() as snap:
         return _ends(snap, wanted_topics(core, snap, query))
 
@@ -357,7 +358,7 @@ def _ends(snap: Snapshot, names: Iterable[str]) -> dict[str, int]:
 
 
 def _next_events(merge: Merge, snap: Snapshot, now_ms: int, limit: int, most_bytes: int) -> list[Event]:
-    """Returns the next events of a merge, bounded in number and bytes, and in what is looked at for them."""
+    """Returns the next events of a merge, bounded in number, in bytes and in searched positions."""
     found: list[Event] = []
     size = 0
     for event in merge.events(snap, now_ms, STEP) if limit else ():
@@ -369,24 +370,27 @@ def _next_events(merge: Merge, snap: Snapshot, now_ms: int, limit: int, most_byt
 
 
 class AcrossReader:
-    """Reads several topics step by step: what is there, then what comes. It looks only where something was written."""
+    """Reads several topics step by step: first the existing events, then new events.
+
+    It looks only at topics that have changed.
+    """
 
     def __init__(self, core: JournalCore, query: AcrossQuery) -> None:
         self._core = core
         self._query = query
         self._merge = Merge(core, query, FOLLOWER_BYTES)
         self._all_due = True
-        """True if any topic may have more than the merge knows."""
+        """True if any topic may have events that the merge does not know."""
         self._given = 0
-        """The number of events that were given since all topics were asked."""
+        """The number of events that were returned since all topics were read."""
         self.signal = core.hub.follow_all()
         self.seen = 0
-        """The signal's version before the last step: what comes later was perhaps not read."""
+        """The signal's version before the last step; later events may be unread."""
         self.reached = dict(query.after)
-        """The positions through which the topics were read: past what was not chosen."""
+        """The positions through which the topics were read, including events that the query does not want."""
 
     def step(self, limit: int, most_bytes: int = keys.MAX_SEQ) -> AcrossStep:
-        """Reads the next events; the answer says how far the topics were read that had to do with them."""
+        """Reads the next events; the answer has the reached positions of the topics involved."""
         self.seen = self.signal.version
         touched = self.signal.taken()
         self._all_due = self._all_due or touched is None
@@ -403,9 +407,11 @@ class AcrossReader:
         return AcrossStep(events, reached, not self._merge.sources and not self._all_due)
 
     def _add_topics(self, snap: Snapshot, touched: set[str]) -> None:
-        """Has the merge read topics that may have more: all of them only when others are read, or waited long enough.
+        """Adds topics that may have further events to the merge.
 
-        Another process may commit all the time, and to look at all topics for each step costs more than the step.
+        It adds all of them only when the other topics are read, or after a while.
+
+        Another process may commit all the time, and looking at all topics for each step costs more than the step.
         """
         if self._all_due and (not self._merge.sources or self._given > _PATIENCE * len(self.reached)):
             self._merge.add(wanted_topics(self._core, snap, self._query), self.reached)
@@ -415,7 +421,7 @@ class AcrossReader:
 
 
 class LocalJournalSubscription(ReadingAhead, JournalSubscription):
-    """Events of several topics after positions, as they come."""
+    """A subscription to the events of several topics after positions."""
 
     def __init__(self, core: JournalCore, query: AcrossQuery, buffer: int) -> None:
         self._reader = AcrossReader(core, query)

@@ -1,9 +1,9 @@
 """Blocks: the events of one commit (or of several merged ones) to one topic, column by column, under one checksum.
 
-A block is the msgpack array `Wire`, or its `CompressedForm`, followed by the CRC-32 of those bytes. Events are numbered
+A block is the msgpack array `Wire`, or its `CompressedForm`, followed by the CRC-32 of these bytes. Events are numbered
 `first`, `first`+1, … unless `seqs` lists their positions (compaction by key leaves holes). Events of one commit form a
-*run*: they share their recording time, and their ids count up from the run's id; so a run costs 10 bytes of id and a
-few of time, however many events it holds.
+*run*: they share their recording time, and their ids count up from the run's id. So a run takes 10 bytes of id and a
+few bytes of time, however many events it holds.
 
 An id is a UUIDv7: its time is the recording time, and within a topic ids increase with positions, which is why
 `find(id)` needs no index.
@@ -39,7 +39,10 @@ NO_HEADERS: Mapping[str, str] = MappingProxyType({})
 
 
 class lazy(Generic[T]):
-    """An attribute computed when first asked for. functools' own takes a lock that costs more than the work here."""
+    """An attribute that is computed on first access.
+
+    The version of functools takes a lock that costs more than the work here.
+    """
 
     def __init__(self, compute: Callable[[Any], T]) -> None:
         self._compute = compute
@@ -53,12 +56,12 @@ class lazy(Generic[T]):
 
 
 def build_block(columns: Columns, first: int, recorded_ms: int, base_id: int) -> bytes:
-    """The bytes of a block that holds one commit's events, at positions first, first+1, …"""
+    """Returns the bytes of a block that holds one commit's events, at positions first, first+1, …"""
     return encode_block(build_wire(columns, first, recorded_ms, base_id))
 
 
 def build_wire(columns: Columns, first: int, recorded_ms: int, base_id: int) -> Wire:
-    """A block of one commit's events, not yet sealed."""
+    """Returns a block of one commit's events, without its checksum."""
     kinds, payloads = columns.kinds, columns.payloads
     count = len(kinds)
     if count == 1:
@@ -105,7 +108,9 @@ def build_wire(columns: Columns, first: int, recorded_ms: int, base_id: int) -> 
 
 
 def build_copies(columns: Columns, seqs: Sequence[int], ids: Sequence[bytes], times: Sequence[int]) -> bytes:
-    """The bytes of a block whose events have their own positions, ids (the low bytes) and times, in any order."""
+    """Returns the bytes of a block whose events have their own positions, ids (the low bytes) and times, in any
+    order.
+    """
     if columns.occurred is not None:
         columns.occurred = [at if ms is None else ms for ms, at in zip(columns.occurred, times, strict=True)]
     wire = build_wire(columns, seqs[0], 0, 0)
@@ -120,10 +125,10 @@ def build_copies(columns: Columns, seqs: Sequence[int], ids: Sequence[bytes], ti
 
 
 def build_joined(parts: Sequence[tuple[int, int, int, Columns]]) -> Wire:
-    """A block of several neighbouring commits: (first position, recording time, first id, events) each."""
+    """Returns a block of several neighbouring commits, each (first position, recording time, first id, events)."""
     first, started_ms, base_id, _ = parts[0]
     joined = join_columns([columns for _, _, _, columns in parts])
-    if joined.occurred is not None:  # an event without a time of its own has its commit's
+    if joined.occurred is not None:  # an event without its own time has the time of its commit
         recorded = [recorded_ms for _, recorded_ms, _, columns in parts for _ in columns.kinds]
         joined.occurred = [own if at is None else at for at, own in zip(joined.occurred, recorded, strict=True)]
     wire = build_wire(joined, first, started_ms, base_id)
@@ -151,7 +156,7 @@ def _pack_headers(headers: Sequence[Mapping[str, str] | None]) -> Headers:
 
 
 def encode_block(wire: Wire) -> bytes:
-    """The stored form of a block: its bytes and their checksum."""
+    """Returns the stored form of a block: its bytes and their checksum."""
     body = encode_wire(wire.form() if isinstance(wire, CompressedWire) else wire)
     return body + (zlib.crc32(body) if len(body) <= PIECE_BYTES else crc32(body)).to_bytes(4)
 
@@ -159,7 +164,7 @@ def encode_block(wire: Wire) -> bytes:
 def read_block(value: bytes | memoryview, topic: str) -> Block:
     """Opens a stored block; `Corrupt` when its checksum or its form is wrong.
 
-    A compressed column is decompressed when it is first asked for.
+    A compressed column is decompressed on first access.
     """
     body = memoryview(value)[:-4]
     found = zlib.crc32(body) if len(value) <= PIECE_BYTES else crc32(body)
@@ -175,7 +180,7 @@ def read_block(value: bytes | memoryview, topic: str) -> Block:
 
 
 class _Edges(msgspec.Struct, array_like=True, gc=False):
-    """The fields of a `Wire` that say which positions it holds; the rest is passed over."""
+    """The fields of a `Wire` that hold its positions; other fields are skipped."""
 
     format: int
     count: int
@@ -195,7 +200,7 @@ _edges = msgspec.msgpack.Decoder(_Edges).decode
 
 
 def positions_in(value: bytes, topic: str) -> tuple[int, int]:
-    """The positions of the first and the last event of a stored block, whose checksum is not looked at."""
+    """Returns the positions of the first and the last event of a stored block, without comparing its checksum."""
     body = memoryview(value)[:-4]
     try:
         found = decode_compressed(body, topic) if value[0] == COMPRESSED_MARK else _edges(body)
@@ -206,7 +211,7 @@ def positions_in(value: bytes, topic: str) -> tuple[int, int]:
 
 
 class Block:
-    """A stored block, opened for reading; columns are unpacked when first asked for."""
+    """A stored block, opened for reading; columns are unpacked on first access."""
 
     def __init__(self, wire: Wire, topic: str) -> None:
         self.wire = wire
@@ -219,7 +224,7 @@ class Block:
     # ── positions ────────────────────────────────────────────────────────────────────────────────────────────────────
     @lazy
     def seqs(self) -> Sequence[int]:
-        """The positions of the events, ascending."""
+        """Returns the positions of the events, ascending."""
         if self.wire.seqs is None:
             return range(self.first, self.first + self.count)
         return unpack_signed(self.wire.seqs, self.count)
@@ -228,22 +233,22 @@ class Block:
         return self.seqs[row]
 
     def row_after(self, seq: int) -> int:
-        """The first row whose position is above `seq`."""
+        """Returns the first row whose position is above `seq`."""
         return bisect_right(self.seqs, seq)
 
     def row_of(self, seq: int) -> int | None:
-        """The row of a position, or None where compaction removed it."""
+        """Returns the row of a position, or None where compaction removed it."""
         row = bisect_left(self.seqs, seq)
         return row if row < self.count and self.seqs[row] == seq else None
 
     def events(self, start: int = 0, stop: int | None = None) -> list[Event]:
-        """The events of rows start … stop-1."""
+        """Returns the events of rows start … stop-1."""
         return [Event(self, row) for row in range(start, self.count if stop is None else stop)]
 
     # ── runs: recording times and ids ────────────────────────────────────────────────────────────────────────────────
     @lazy
     def run_starts(self) -> list[int]:
-        """The first row of every run."""
+        """Returns the first row of every run."""
         counts = self.wire.run_counts
         if counts == self.count:
             return [0]
@@ -252,13 +257,13 @@ class Block:
 
     @lazy
     def run_times(self) -> list[int]:
-        """The time when each run was recorded, in milliseconds."""
+        """Returns the time when each run was recorded, in milliseconds."""
         start = self.wire.run_time
         return [start + delta for delta in unpack_ints(self.wire.run_times, len(self.run_starts))]
 
     @lazy
     def run_ids(self) -> list[int]:
-        """The id of the first event of every run."""
+        """Returns the id of the first event of every run."""
         tails = self.wire.run_ids
         return [
             (ms << 80) | int.from_bytes(tails[at : at + ID_BYTES])
@@ -276,7 +281,7 @@ class Block:
         return self.run_ids[run] + row - self.run_starts[run]
 
     def row_of_id(self, number: int) -> int | None:
-        """The row that has an id, or None."""
+        """Returns the row that has an id, or None."""
         run = bisect_right(self.run_ids, number) - 1
         if run < 0:
             return None
@@ -295,12 +300,12 @@ class Block:
     # ── fields ───────────────────────────────────────────────────────────────────────────────────────────────────────
     @lazy
     def payload(self) -> memoryview:
-        """The payloads, end to end."""
+        """Returns the payloads, end to end."""
         return memoryview(self.wire.payload)
 
     @property
     def payload_size(self) -> int:
-        """The number of bytes the payloads have, found without decompressing them."""
+        """The number of bytes of the payloads, which is known without decompressing them."""
         return payload_size(self.wire)
 
     @lazy
@@ -326,7 +331,7 @@ class Block:
 
     @lazy
     def occurred_times(self) -> Sequence[int]:
-        """The producers' times, in milliseconds."""
+        """Returns the producers' times, in milliseconds."""
         if self.wire.occurred is not None:
             return unpack_signed(self.wire.occurred, self.count)
         return identities_of(self)[1]
@@ -363,7 +368,7 @@ class Block:
         return offsets(packed.counts, self.count), names, values
 
     def may_have_header(self, name: str) -> bool:
-        """False: no event of the block has it, found without opening one."""
+        """Returns False when no event of the block has a header of this name; opens no event."""
         names = None if self.wire.headers is None else self.wire.headers.names
         if names is None:
             return False
@@ -377,18 +382,18 @@ class Block:
         return MappingProxyType(found) if found else NO_HEADERS  # type: ignore[arg-type]
 
     def check_columns(self) -> None:
-        """Corrupt when a column has more or less than the block has events."""
+        """Raises Corrupt when a column has more or fewer values than the block has events."""
         _ = self.payload_offsets, self.kind_codes, self.occurred_times, self._headers
         _ = self.key, self.scope, self.correlation, self.causation, self.tags
 
     def extract(self, row: int) -> bytes:
-        """A block of this one event."""
+        """Returns a block of this one event."""
 
         return block_of_rows(self, [row])
 
 
 def texts_of(block: Block) -> dict[str, list[str | None]]:
-    """The text columns that a block has, decoded."""
+    """Returns the text columns that a block has, decoded."""
     columns = ((name, getattr(block.wire, name)) for name in TEXTS)
     return {name: text_values(column, block.count) for name, column in columns if column is not None}
 
@@ -410,7 +415,7 @@ def columns_of(block: Block, rows: Sequence[int], texts: dict[str, list[str | No
         columns.occurred = [block.occurred_ms(row) for row in rows]
     if wire.headers is not None:
         columns.headers = [block.headers(row) for row in rows]
-    if texts is None and len(rows) * 8 <= block.count:  # not the whole block's texts for a few of its events
+    if texts is None and len(rows) * 8 <= block.count:  # do not decode all texts of the block for a few events
         for name in TEXTS:
             if getattr(wire, name) is not None:
                 setattr(columns, name, list(map(getattr(block, name), rows)))
@@ -422,7 +427,7 @@ def columns_of(block: Block, rows: Sequence[int], texts: dict[str, list[str | No
 
 
 def identities_of(block: Block) -> tuple[list[int], list[int], Sequence[int]]:
-    """The id, the time and the position of every event of a block."""
+    """Returns the id, the time and the position of every event of a block."""
     starts = block.run_starts
     if len(starts) == block.count:
         return block.run_ids, block.run_times, block.seqs
@@ -437,21 +442,24 @@ def identities_of(block: Block) -> tuple[list[int], list[int], Sequence[int]]:
 
 
 def block_of_rows(block: Block, rows: Sequence[int]) -> bytes:
-    """The bytes of a block that keeps only some events, with the positions, times and ids they have."""
+    """Returns the bytes of a block that keeps only some events, with their positions, times and ids."""
     ids = [low_bytes(block.id_number(row)) for row in rows]
     times = [block.recorded_ms(row) for row in rows]
     return build_copies(columns_of(block, rows), [block.seq(row) for row in rows], ids, times)
 
 
 def join_checked(blocks: Sequence[Block]) -> Wire:
-    """Returns a block of the events of several blocks, in order; Corrupt when one of them does not hold."""
-    for block in blocks:  # else one that cannot be read would take its neighbours with it
+    """Returns a block of the events of several blocks, in order; raises Corrupt for an invalid block."""
+    for block in blocks:  # otherwise an unreadable block would spoil its neighbours
         block.check_columns()
     return join_blocks(blocks).wire
 
 
 def join_blocks(blocks: Sequence[Block]) -> Block:
-    """Returns a block, in memory, of several neighbours. Work per block, not per event, where the columns allow it."""
+    """Returns a block, in memory, of several neighbours.
+
+    The work is per block, not per event, where the columns allow it.
+    """
     wires = [block.wire for block in blocks]
     run_counts: list[int] = []
     run_times: list[int] = []
@@ -507,13 +515,13 @@ def _join_headers(parts: Sequence[tuple[Headers, int]]) -> Headers:
 
 
 # ── Blocks stored apart: a large one was written before its place in the topic was known ──
-# Under its block key then lies a reference: where the block is, and the positions, recording time and ids of its
-# events, which are filled in when it is read. A reference begins with a byte that no block begins with, and ends with
-# its checksum, as a block does.
+# The block key then holds a reference: the place of the block, and the positions, recording time and ids of its events,
+# which are filled in when the block is read. A reference begins with a byte that no block begins with, and ends with
+# its checksum, like a block.
 
 
 REFERENCE_MARK = b"\xc1"
-"""msgpack never uses this byte."""
+"""The first byte of a reference; msgpack never uses it."""
 
 
 class Reference(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -536,12 +544,12 @@ _decode_reference = msgspec.msgpack.Decoder(Reference).decode
 
 
 def pack_reference(made: Reference) -> bytes:
-    """The stored form of a reference."""
+    """Returns the stored form of a reference."""
     return with_checksum(REFERENCE_MARK + _encode_reference(made))
 
 
 def reference_in(value: bytes, topic: str) -> Reference | None:
-    """The reference that is stored in a block's place; None when the block itself is."""
+    """Returns the reference that is stored in a block's place; None when the block itself is stored."""
     if value[:1] != REFERENCE_MARK:
         return None
     body = without_checksum(value)
@@ -554,7 +562,7 @@ def reference_in(value: bytes, topic: str) -> Reference | None:
 
 
 def stored_size(value: bytes) -> int:
-    """Returns the number of bytes a block takes, wherever it is; what is damaged counts as what lies here."""
+    """Returns the bytes that a block takes, wherever it is stored; a damaged reference counts with its own bytes."""
     try:
         found = reference_in(value, "")
     except Corrupt:
@@ -563,7 +571,7 @@ def stored_size(value: bytes) -> int:
 
 
 def resolve_reference(snap: Snapshot, found: Reference, topic: str) -> Block:
-    """The block that a reference means."""
+    """Returns the block that a reference means."""
     value = snap.get(found.key)
     if value is None:
         raise Corrupt("a block that is stored apart is missing", topic=topic, seq=found.first)
@@ -575,7 +583,7 @@ def resolve_reference(snap: Snapshot, found: Reference, topic: str) -> Block:
 
 
 def whole_value(snap: Snapshot, value: bytes, topic: str) -> bytes:
-    """A block in its stored form, wherever it is."""
+    """Returns a block in its stored form, wherever it is."""
     found = reference_in(value, topic)
     return value if found is None else encode_block(resolve_reference(snap, found, topic).wire)
 
@@ -587,8 +595,8 @@ def set_positions(wire: Wire, first: int, recorded_ms: int, number: int) -> None
 
 
 # ── Columns inside a block: integers in the narrowest width, text as lengths and bytes, or as a dictionary with codes
-# Every column can be a constant. Lengths rather than offsets are stored, because neighbouring blocks then merge by
-# joining bytes; the offsets that Arrow and readers want are one running sum away.
+# Every column can be a constant. Blocks store lengths rather than offsets, because neighbouring blocks then merge by
+# joining bytes. A running sum gives the offsets that Arrow and readers need.
 
 
 V = TypeVar("V")
@@ -607,11 +615,11 @@ class PlainText(msgspec.Struct, array_like=True, tag=0, gc=False):
     lengths: Ints
     data: bytes
     nulls: bytes | None = None
-    """A byte for each row, 1 where it has no string; None when all have one."""
+    """A byte for each row, 1 for a row without a string; None when all rows have a string."""
 
 
 class CodedText(msgspec.Struct, array_like=True, tag=1, gc=False):
-    """A column of optional strings of which few are different."""
+    """A column of optional strings with few distinct values."""
 
     values: list[str | None]
     codes: Ints
@@ -661,7 +669,7 @@ def _pack(values: Sequence[int], code: str) -> bytes:
 
 
 def unpack_ints(column: Ints, count: int) -> Sequence[int]:
-    """The integers of a column, indexable."""
+    """Returns the integers of a column, indexable."""
     if isinstance(column, int):
         return [column] * count
     width, rest = divmod(len(column), count) if count else (0, 1)
@@ -693,7 +701,7 @@ def offsets(lengths: Ints, count: int) -> Sequence[int]:
 
 
 def join_ints(parts: Iterable[tuple[Ints, int]]) -> Ints:
-    """The column of several columns end to end."""
+    """Returns several columns end to end as one column."""
     whole = list(parts)
     first = whole[0][0]
     if isinstance(first, int) and all(part == first for part, _ in whole):
@@ -705,7 +713,7 @@ def join_ints(parts: Iterable[tuple[Ints, int]]) -> Ints:
 
 
 def pack_text(values: Sequence[str | None]) -> Text:
-    """Packs optional strings; the dictionary form where each value stands four times or more on average."""
+    """Packs optional strings; uses the dictionary form where each value occurs four times or more on average."""
     distinct = set(values)
     if len(distinct) * 4 <= len(values) or len(distinct) == 1:
         ordered = list(dict.fromkeys(values))
@@ -717,7 +725,7 @@ def pack_text(values: Sequence[str | None]) -> Text:
 
 
 def text_reader(column: Text | None, count: int) -> Callable[[int], str | None]:
-    """A function from row to string."""
+    """Returns a function from row to string."""
     if column is None:
         return _nothing
     if isinstance(column, CodedText):
@@ -750,7 +758,7 @@ def may_hold(column: Text | None, part: str) -> bool:
 
 
 def text_values(column: Text | None, count: int) -> list[str | None]:
-    """All strings of a column."""
+    """Returns all strings of a column."""
     if column is None:
         return [None] * count
     if isinstance(column, CodedText):
@@ -793,7 +801,7 @@ def join_codes(parts: Sequence[tuple[Sequence[V], Ints, int]]) -> tuple[list[V],
 
 
 def join_text(parts: Sequence[tuple[Text | None, int]]) -> Text:
-    """The column of several columns end to end; without decoding a value where the forms allow it."""
+    """Returns several columns end to end as one column, without decoding a value where the forms allow it."""
     plain = [(column, count) for column, count in parts if isinstance(column, PlainText)]
     if not plain:
         coded = [(column, count) for column, count in parts if not isinstance(column, PlainText)]
@@ -816,7 +824,7 @@ def _nothing(row: int) -> None:
 
 
 # ── What a block is made of: the columns of its events, as they come in and as they lie on disk, and its runs ──
-# A run is what one commit wrote: its events share their recording time, and their ids count up from the run's id.
+# A run holds the events of one commit: they share their recording time, and their ids count up from the run's id.
 
 
 FORMAT = 1
@@ -825,7 +833,7 @@ ID_MASK = (1 << 80) - 1
 
 
 class Wire(msgspec.Struct, array_like=True, gc=False):
-    """A block as it lies on disk."""
+    """A block in its stored form."""
 
     format: int
     count: Count
@@ -853,15 +861,16 @@ class Wire(msgspec.Struct, array_like=True, gc=False):
 
 
 encode_wire = msgspec.msgpack.Encoder().encode
-"""A block without its checksum, to be kept for a while or sent on."""
+"""Encodes a block without its checksum, to be kept for a while or sent on."""
 decode_wire = msgspec.msgpack.Decoder(Wire).decode
 """Decodes the bytes that `encode_wire` made; the payload is a view into it."""
 
 
 # ── Compressed blocks: each large column by itself, so that who reads some columns decompresses no others ──
-# A block is compressed when it will stay as it is: when it is large, or made by merging. It has the same columns. Those
-# that become much smaller lie apart, by name, each as the zstd frame of its msgpack; payloads as their bytes, and ids,
-# positions and times as theirs in another order: all first bytes, all second ones …, because neighbours are alike.
+# A block is compressed when it will not change any more: when it is large, or made by merging. It has the same columns.
+# Columns that become much smaller are stored apart, by name, each as the zstd frame of its msgpack. Payloads are
+# compressed as their bytes. Ids, positions and times are compressed in another order, all first bytes, then all second
+# bytes …, because neighbours are similar.
 
 
 COMPRESSED_FORMAT = 2
@@ -877,7 +886,7 @@ class CompressedColumn(msgspec.Struct, array_like=True, gc=False):
 
 
 class CompressedForm(msgspec.Struct, array_like=True, gc=False):
-    """A compressed block as it lies on disk."""
+    """A compressed block in its stored form."""
 
     format: int
     wire: Wire
@@ -886,14 +895,14 @@ class CompressedForm(msgspec.Struct, array_like=True, gc=False):
 
 
 class CompressedWire(Wire, gc=False):
-    """A block whose compressed columns are decompressed when they are first asked for."""
+    """A block whose compressed columns are decompressed on first access."""
 
     columns: dict[str, CompressedColumn] = {}
-    """The compressed columns; a column that is set to something else leaves."""
+    """The compressed columns; a column that is set leaves this dictionary."""
     topic: str = ""
 
     def __getattr__(self, name: str) -> Any:
-        # Python asks this only for a column that has no value yet.
+        # Python calls this only for a column without a value.
         column = self.columns.get(name) if name in _COLUMNS else None
         if column is None:
             raise AttributeError(name)
@@ -915,7 +924,7 @@ class CompressedWire(Wire, gc=False):
         super().__setattr__(name, value)
 
     def form(self) -> CompressedForm:
-        """The stored form."""
+        """Returns the stored form."""
         fields: list[Any] = [_ABSENT[name] if name in self.columns else getattr(self, name) for name in _COLUMNS]
         return CompressedForm(COMPRESSED_FORMAT, Wire(*fields), self.columns)
 
@@ -935,8 +944,11 @@ def column_decoders() -> Mapping[str, Callable[[bytes], object]]:
 
 
 def compressed(wire: Wire) -> Wire:
-    """The block with its large columns compressed; the block itself where none becomes much smaller."""
-    if type(wire) is not Wire:  # it is compressed already, or asks for something and is not stored as it is
+    """Returns the block with its large columns compressed; returns the block itself when no column becomes much
+    smaller.
+    """
+    # the block is compressed already, or its events have options, so it is not stored as it is
+    if type(wire) is not Wire:
         return wire
     columns: dict[str, CompressedColumn] = {}
     values = astuple(wire)
@@ -958,19 +970,19 @@ def compressed(wire: Wire) -> Wire:
 
 
 def compressed_if_large(wire: Wire) -> Wire:
-    """The block, compressed when it is too large to be merged with others later."""
+    """Returns the block, compressed when it is too large to be merged with others later."""
     return compressed(wire) if payload_size(wire) >= MERGED_BYTES else wire
 
 
 def payload_size(wire: Wire) -> int:
-    """Returns the number of bytes the payloads of a block have, found without decompressing them."""
+    """Returns the bytes of a block's payloads, without decompressing them."""
     if isinstance(wire, CompressedWire) and "payload" in wire.columns:
         return wire.columns["payload"].size
     return len(wire.payload)
 
 
 def plain_size(value: bytes) -> int:
-    """About how many bytes a stored block has when nothing of it is compressed; of a damaged block, those it takes."""
+    """Returns about how many bytes a stored block has without compression; for a damaged block, its stored bytes."""
     if value[:1] != COMPRESSED_MARK.to_bytes():
         return stored_size(value)
     try:
@@ -981,7 +993,7 @@ def plain_size(value: bytes) -> int:
 
 
 def decode_compressed(body: memoryview, topic: str) -> Wire:
-    """Returns a compressed block, before anything is decompressed."""
+    """Returns a compressed block without decompressing anything."""
     form = _decode_form(body)
     if form.format != COMPRESSED_FORMAT or not form.columns.keys() <= set(_COLUMNS):
         raise Corrupt(
@@ -1025,7 +1037,7 @@ class Columns(msgspec.Struct, eq=False, weakref=False):
             mine.extend([None] * more if theirs is None else theirs)
 
     def weights(self) -> list[int]:
-        """The bytes each event brings along, nearly: its payload and its headers."""
+        """Returns the approximate bytes of each event: its payload and its headers."""
         sizes = list(map(len, self.payloads))
         if self.headers is not None:
             for row, headers in enumerate(self.headers):
@@ -1044,7 +1056,7 @@ class Columns(msgspec.Struct, eq=False, weakref=False):
         return picked
 
     def slice(self, start: int, stop: int) -> Columns:
-        """The events start … stop-1."""
+        """Returns the events start … stop-1."""
         part = Columns(self.kinds[start:stop], self.payloads[start:stop])
         for name in OPTIONAL:
             column = getattr(self, name)
@@ -1062,7 +1074,7 @@ def column_picker(rows: Sequence[int]) -> Callable[[Sequence[T]], list[T]]:
 
 
 def join_columns(parts: Sequence[Columns]) -> Columns:
-    """The events of several batches, in columns of their own."""
+    """Returns the events of several batches, in columns of their own."""
     joined = Columns([kind for part in parts for kind in part.kinds], [one for part in parts for one in part.payloads])
     for name in OPTIONAL:
         columns = [getattr(part, name) for part in parts]
@@ -1080,17 +1092,18 @@ OPTIONAL = ("binary", "headers", "occurred", *TEXTS)
 
 
 class PlacedRows(msgspec.Struct, eq=False, weakref=False):
-    """Events with the positions, ids and times that they have, as columns: on their way into an index, or from another
-    store.
+    """Events with their positions, ids and times, as columns: on their way into an index, or from another store.
 
-    Lists of plain values, not an object for each event: sorting and picking them is C's work, and the garbage collector
-    has little to follow.
+    The columns are lists of plain values, not an object for each event: C sorts and picks them, and the garbage
+    collector has little to follow.
     """
 
     columns: Columns = msgspec.field(default_factory=lambda: Columns([], []))
     seqs: list[int] = []
     ids: list[bytes] = []
-    """The low bytes of the events' ids, of which the rest is the time; empty, as `times`, where only terms stand."""
+    """The low bytes of the events' ids, whose other bytes are the time; empty, like `times`, for rows with terms
+    alone.
+    """
     times: list[int] = []
 
     def __len__(self) -> int:
@@ -1104,7 +1117,7 @@ class PlacedRows(msgspec.Struct, eq=False, weakref=False):
         self.times += other.times
 
     def slice(self, start: int, stop: int) -> Self:
-        """The rows start … stop-1."""
+        """Returns the rows start … stop-1."""
         ids, times = self.ids[start:stop], self.times[start:stop]
         return type(self)(self.columns.slice(start, stop), self.seqs[start:stop], ids, times)
 
@@ -1116,17 +1129,19 @@ class PlacedRows(msgspec.Struct, eq=False, weakref=False):
         return type(self)(columns, pick(self.seqs), pick(self.ids), pick(self.times))
 
     def id(self, row: int) -> int:
-        """The whole id of a row."""
+        """Returns the whole id of a row."""
         return self.times[row] << 8 * ID_BYTES | int.from_bytes(self.ids[row])
 
     def pack(self) -> bytes:
-        """The block of these rows, in their order."""
+        """Returns the block of these rows, in their order."""
         return build_copies(self.columns, self.seqs, self.ids, self.times)
 
 
 # ── runs ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
 def set_runs(wire: Wire, counts: Sequence[int], times: Sequence[int], ids: bytes) -> None:
-    """Says which runs a block's events form: how many each, when recorded, and the low bytes of their first ids."""
+    """Sets the runs of a block: the number of events, the recording time, and the low bytes of the first id of each
+    run.
+    """
     started_ms = min(times)
     wire.run_counts = pack_ints(counts)
     wire.run_time = started_ms
@@ -1135,7 +1150,7 @@ def set_runs(wire: Wire, counts: Sequence[int], times: Sequence[int], ids: bytes
 
 
 def set_runs_of(wire: Wire, ids: Sequence[int], times: Sequence[int]) -> None:
-    """Does the same from the id and the recording time of every event."""
+    """Sets the runs of a block from the id and the recording time of every event."""
     count = len(ids)
     starts = [0] + [at for at in range(1, count) if ids[at] != ids[at - 1] + 1 or times[at] != times[at - 1]]
     set_runs(
@@ -1147,7 +1162,7 @@ def set_runs_of(wire: Wire, ids: Sequence[int], times: Sequence[int]) -> None:
 
 
 def low_bytes(id: int) -> bytes:
-    """Returns the bytes of an id that a run stores: the rest is its time."""
+    """Returns the bytes of an id that a run stores; the other bytes are the time."""
     return (id & ID_MASK).to_bytes(ID_BYTES)
 
 
@@ -1160,7 +1175,7 @@ def set_one_run(wire: Wire, recorded_ms: int, first_id: int) -> None:
 
 
 def pack_seqs(seqs: Sequence[int]) -> bytes:
-    """Positions that do not count up one by one."""
+    """Packs positions that do not count up one by one."""
     return _pack(seqs, "q")
 
 
@@ -1168,12 +1183,12 @@ NO_PACKED_HEADERS = Headers(0, 0, None, None)
 
 
 # ── Blocks of events that are not appended yet, and what their events ask for besides being appended ──
-# On its way to the commit a block may carry a column for each option (`RowOptions`). It is never stored with them: a
-# block whose events ask for something is opened by the commit, event by event, as an append of many drafts would be.
+# On its way to the commit, a block may have a column for each option (`RowOptions`). The options are never stored with
+# the block: the commit handles a block with options event by event, like an append of many drafts.
 
 
 class RowOptions(msgspec.Struct, array_like=True):
-    """The options of the events of a block; a column is None where none of them asks."""
+    """The options of the events of a block; a column is None when no event has the option."""
 
     dedup: list[str | None] | None = None
     expect: list[int | None] | None = None
@@ -1187,7 +1202,7 @@ class RowOptions(msgspec.Struct, array_like=True):
 
     @property
     def delivery(self) -> bool:
-        """True if any of them says how it is to be delivered, which only a queue understands."""
+        """True if any event has an option of delivery, which only a queue understands."""
         return any(one is not None for one in (self.priority, self.delay, self.not_before, self.max_attempts))
 
     def lengths(self) -> set[int]:
@@ -1196,7 +1211,7 @@ class RowOptions(msgspec.Struct, array_like=True):
 
 
 class PendingWire(Wire):
-    """A block whose events ask for something."""
+    """A block whose events have options."""
 
     options: RowOptions | None = None
 
@@ -1205,7 +1220,7 @@ _decode_options = msgspec.msgpack.Decoder(PendingWire).decode
 
 
 def with_options(wire: Wire, options: RowOptions) -> Wire:
-    """The block with what its events ask for; the block itself when they ask for nothing."""
+    """Returns the block with the options of its events; the block itself when the events have no options."""
     if not options.lengths():
         return wire
     made = PendingWire(*astuple(wire))
@@ -1223,7 +1238,7 @@ def decode_pending(body: bytes | memoryview) -> Wire:
 
 
 def read_pending(value: bytes, topic: str) -> Wire:
-    """A block as it was staged."""
+    """Returns a block as it was staged."""
     wire = read_block(value, topic).wire
     return wire if isinstance(wire, CompressedWire) else decode_pending(memoryview(value)[:-4])
 

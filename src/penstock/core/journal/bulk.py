@@ -1,4 +1,5 @@
-"""Large batches in bounded steps: blocks are staged where no reader looks, and one small commit makes them all visible.
+"""Large batches in bounded steps: blocks are staged where no reader looks, and one small commit makes all of them
+visible.
 
     w batch                 a staged batch: whose it is and what its blocks are (msgpack)
     v batch                 a published one: the places of its blocks (msgpack)
@@ -50,13 +51,13 @@ class StagedBlock(msgspec.Struct, array_like=True, frozen=True, gc=False):
     keyed: bool
     """True if any of its events has a key."""
     asks: bool = False
-    """True if any of them asks for more than to be appended."""
+    """True if any event has options beyond an append."""
     plain: int = 0
-    """Bytes before compression; 0 in a record of an earlier version, which compressed nothing."""
+    """The bytes before compression; 0 in a record of an earlier version, which compressed nothing."""
 
     @property
     def plain_size(self) -> int:
-        """Bytes before compression."""
+        """The bytes before compression."""
         return self.plain or self.size
 
 
@@ -64,22 +65,22 @@ class StagedBatch(msgspec.Struct, array_like=True):
     """A batch that is not published yet."""
 
     owner: str
-    """Who may stage only so much: at a server, the token."""
+    """The owner whose staged bytes are limited: at a server, the token."""
     job: str
     """The job that the batch belongs to: batches of one job are published or dropped together."""
     begun_ms: int
     pieces: dict[int, list[StagedBlock]]
     steps: int = 0
-    """The number of steps in which the batch was staged: another number when a step took the place of its first try."""
+    """The number of steps in which the batch was staged; it also grows when a step replaces its first attempt."""
 
     @property
     def size(self) -> int:
-        """Bytes staged."""
+        """The staged bytes."""
         return sum(block.size for blocks in self.pieces.values() for block in blocks)
 
     @property
     def plain(self) -> int:
-        """Bytes before compression."""
+        """The bytes before compression."""
         return sum(block.plain_size for blocks in self.pieces.values() for block in blocks)
 
     @property
@@ -93,14 +94,16 @@ class StagedBatch(msgspec.Struct, array_like=True):
 
     @property
     def blocks(self) -> Iterator[tuple[int, int, StagedBlock]]:
-        """The pieces, the indexes in them, and the blocks, in order."""
+        """The blocks in order, each with its piece and its index in the piece."""
         for piece in sorted(self.pieces):
             for index, block in enumerate(self.pieces[piece]):
                 yield piece, index, block
 
 
 class PublishedBatch(msgspec.Struct, array_like=True):
-    """A batch that is published: the topic's id, the first position, piece and index of blocks stored apart."""
+    """A published batch: the topic's id, the first position, the piece and the index of each block that is stored
+    apart.
+    """
 
     published_ms: int
     refs: list[tuple[int, int, int, int]]
@@ -112,7 +115,7 @@ _decode_published = msgspec.msgpack.Decoder(PublishedBatch).decode
 
 
 class PreparedPiece:
-    """The blocks of one step, ready to be written: made before the writer's turn."""
+    """The blocks of one step, ready to be written; they are made before the writer's turn."""
 
     def __init__(self, wires: Iterable[tuple[str, Wire]]) -> None:
         self.blocks: list[StagedBlock] = []
@@ -131,13 +134,13 @@ class PreparedPiece:
 
 
 def staged_batches(snap: Snapshot) -> Iterator[tuple[bytes, StagedBatch]]:
-    """Every batch that is not published."""
+    """Yields every batch that is not published."""
     for key, value in snap.scan(keys.STAGED, keys.prefix_end(keys.STAGED)):
         yield key[1:], _staged(value)
 
 
 def published_batches(snap: Snapshot) -> Iterator[tuple[bytes, PublishedBatch]]:
-    """Every batch that is published and remembered."""
+    """Yields every batch that is published and remembered."""
     for key, value in snap.scan(keys.PUBLISHED, keys.prefix_end(keys.PUBLISHED)):
         yield key[1:], _published(value)
 
@@ -151,7 +154,7 @@ def _published(value: bytes) -> PublishedBatch:
 
 
 def stage(commit: Commit, batch: bytes, piece: int, made: PreparedPiece, owner: str = "", job: str = "") -> None:
-    """Puts one step's blocks where no reader looks; a step that is repeated takes the place of its first try."""
+    """Stores one step's blocks where no reader looks; a repeated step replaces its first attempt."""
     value = commit.tx.get(keys.staged_key(batch))
     if value is None and commit.tx.get(keys.published_key(batch)) is not None:
         raise Conflict("this batch was published already: nothing can be added to it", expected=0, actual=1)
@@ -166,17 +169,17 @@ def stage(commit: Commit, batch: bytes, piece: int, made: PreparedPiece, owner: 
 
 
 def is_published(snap: Snapshot, batch: bytes) -> bool:
-    """Returns True if something was published under a name, and that is remembered."""
+    """Returns True if a batch of this name was published, as far as it is remembered."""
     return snap.get(keys.published_key(batch)) is not None
 
 
 def remember(commit: Commit, batch: bytes) -> None:
-    """Remembers that something was published of which nothing is stored apart."""
+    """Remembers a published batch without blocks that are stored apart."""
     commit.tx.put(keys.published_key(batch), _encode(PublishedBatch(commit.now_ms, [])))
 
 
 def unpublished(commit: Commit, batches: Sequence[bytes]) -> list[StagedBatch] | None:
-    """The records of batches that are published together; None when they were published before."""
+    """Returns the records of batches that are published together; None when they were published before."""
     values = [commit.tx.get(keys.staged_key(batch)) for batch in batches]
     found = [_staged(value) for value in values if value is not None]
     if len(found) == len(values):
@@ -190,10 +193,12 @@ def unpublished(commit: Commit, batches: Sequence[bytes]) -> list[StagedBatch] |
 
 
 class RowAppender(Protocol):
-    """Who appends the blocks whose events must be looked at one by one."""
+    """The appender of blocks whose events must be checked one by one."""
 
     def wants(self, *, keyed: bool, asks: bool) -> bool:
-        """Returns True if a block is one of those: `keyed`, an event has a key; `asks`, one asks for something."""
+        """Returns True if the events of a block must be checked: `keyed`, an event has a key; `asks`, an event has
+        options.
+        """
         ...
 
     def append(self, topic: str, wire: Wire) -> None:
@@ -202,7 +207,7 @@ class RowAppender(Protocol):
 
 
 def staged_wires(commit: Commit, batches: Sequence[bytes], rows: RowAppender) -> Iterator[tuple[str, Wire]]:
-    """The blocks of batches that are not published which `rows` wants, in order, with their topics."""
+    """Yields the blocks of unpublished batches that `rows` wants, in order, with their topics."""
     for batch, record in zip(batches, unpublished(commit, batches) or (), strict=False):
         for piece, index, block in record.blocks:
             if rows.wants(keyed=block.keyed, asks=block.asks):
@@ -210,14 +215,14 @@ def staged_wires(commit: Commit, batches: Sequence[bytes], rows: RowAppender) ->
 
 
 def wires_of(snap: Snapshot, batch: bytes, record: StagedBatch, topics: Container[str]) -> Iterator[tuple[str, Wire]]:
-    """The blocks for some topics of a batch that is not published, in order, with their topics."""
+    """Yields the blocks of an unpublished batch for some topics, in order, with their topics."""
     for piece, index, block in record.blocks:
         if block.topic in topics:
             yield block.topic, _staged_wire(snap, keys.apart_key(batch, piece, index), block.topic)
 
 
 def staged_batch(snap: Snapshot, batch: bytes) -> StagedBatch | None:
-    """A batch that is not published; None when there is none."""
+    """Returns an unpublished batch; None for an unknown batch."""
     value = snap.get(keys.staged_key(batch))
     return None if value is None else _staged(value)
 
@@ -230,10 +235,10 @@ def _staged_wire(snap: Snapshot, key: bytes, topic: str) -> Wire:
 
 
 def publish(commit: Commit, batches: Sequence[bytes], *, remember: bool, rows: RowAppender | None = None) -> bool:
-    """Makes staged batches visible, in order, at the ends of their topics; False when that was done before.
+    """Makes staged batches visible, in order, at the ends of their topics; returns False when this was done before.
 
-    `remember`: also those of which nothing is stored apart, so that publishing them again is known to be one.
-    `rows` gets the blocks that it wants.
+    `remember` also remembers batches without blocks that are stored apart, so that publishing them again is recognised.
+    `rows` receives the blocks that it wants.
     """
     records = unpublished(commit, batches)
     if records is None:
@@ -270,13 +275,13 @@ def _refer(commit: Commit, key: bytes, block: StagedBlock, piece: int, index: in
     number = next_id(head.last_id, recorded, head.id_bits)
     made = Reference(key, block.size, block.count, first, recorded, number.to_bytes(16))
     commit.tx.put(keys.block_key(head.topic_id, first), pack_reference(made))
-    # It may have causes: the block is not opened here.
+    # The block may have causes, because it is not opened here.
     commit.move_end(head, last, recorded, number + block.count - 1, block.count, causal=True)
     return head.topic_id, first, piece, index
 
 
 def drop(commit: Commit, batch: bytes) -> int:
-    """Removes a batch that was not published; returns how many bytes that were."""
+    """Removes an unpublished batch; returns the number of its bytes."""
     value = commit.tx.get(keys.staged_key(batch))
     if value is None:
         return 0
@@ -286,20 +291,20 @@ def drop(commit: Commit, batch: bytes) -> int:
 
 
 def drop_job(commit: Commit, job: str, owner: str) -> int:
-    """Removes what a job has staged and not published; returns how many bytes that were."""
+    """Removes the unpublished batches of a job; returns the number of their bytes."""
     mine = [batch for batch, record in staged_batches(commit.tx) if (record.job, record.owner) == (job, owner)]
     return sum(drop(commit, batch) for batch in mine)
 
 
 def is_needed(snap: Snapshot, batch: bytes, record: PublishedBatch, before_ms: int) -> bool:
-    """Returns True if nothing of a published batch can be forgotten."""
+    """Returns True if every part of a published batch is still needed."""
     if not record.refs:
         return record.published_ms >= before_ms
     return all(_is_held(snap, batch, ref) for ref in record.refs)
 
 
 def forget_removed(commit: Commit, batch: bytes, before_ms: int) -> bool:
-    """Removes some blocks of a published batch that no topic holds any more; whether any went.
+    """Removes some blocks of a published batch that no topic holds any more; returns whether any block was removed.
 
     A batch without such blocks is remembered until `before_ms`.
     """
@@ -329,16 +334,16 @@ def _is_held(snap: Snapshot, batch: bytes, ref: tuple[int, int, int, int]) -> bo
 
 # ── Appending whole blocks: for events that arrive as columns and have no need to be looked at one by one ──
 # The maker of the blocks (a Spark task, in another process) leaves positions, times and ids open; they are filled in
-# here, when the events' place is known.
+# here, when the positions are known.
 
 
 _LARGE = 256 << 10
-"""Payload bytes of a block from which on it is worth a thread to make the next ones meanwhile."""
+"""The payload bytes of a block from which a second thread, which makes the next blocks, pays."""
 _BLOCKS_AHEAD = 3
 
 
 def append_wires(commit: Commit, name: str, wires: Iterable[Wire]) -> range:
-    """Adds blocks at the end of a topic; returns the positions their events have got."""
+    """Adds blocks at the end of a topic; returns the positions of their events."""
     commit.check_barrier(name)
     commit.flush()
     head = commit.ensure(name)
@@ -373,13 +378,13 @@ def _values(wires: Iterable[Wire], seq: int, recorded: int, number: int) -> Iter
 
 
 def _ahead(values: Iterator[tuple[Wire, bytes]]) -> Iterator[tuple[Wire, bytes]]:
-    """Makes the pieces in another thread while the store takes in the pieces before, when the pieces are large."""
+    """Makes large pieces in another thread while the store writes the earlier pieces."""
     for wire, value in values:
         yield wire, value
         if payload_size(wire) >= _LARGE:
             break
     else:
-        return  # most batches of a stream: a thread would cost them more than their blocks, while others wait
+        return  # most batches of a stream: a thread would cost more than their blocks, while other callers wait
     from concurrent.futures import ThreadPoolExecutor
 
     with ThreadPoolExecutor(1, thread_name_prefix="penstock-bulk") as pool:
@@ -393,13 +398,13 @@ def _ahead(values: Iterator[tuple[Wire, bytes]]) -> Iterator[tuple[Wire, bytes]]
 
 
 def sweep_staged(writer: Writer) -> bool:
-    """Removes staged batches that are old, and blocks whose events were removed; whether anything went."""
+    """Removes old staged batches, and blocks whose events were removed; returns whether anything was removed."""
     oldest = writer.clock.now_ms() - int(STAGED_SECONDS * 1000)
-    with writer.engine.read() as snap:  # beside the writer: mostly there is nothing to do
+    with writer.engine.read() as snap:  # outside the writer, because there is mostly nothing to do
         old = [batch for batch, record in staged_batches(snap) if record.begun_ms < oldest]
         published = [batch for batch, record in published_batches(snap) if not is_needed(snap, batch, record, oldest)]
     swept = False
-    for batch in old:  # one commit each: no caller waits long behind it
+    for batch in old:  # one commit for each, so that no caller waits long
         swept = writer.run_relaxed(drop, batch) > 0 or swept
     for batch in published:
         while writer.run_relaxed(forget_removed, batch, oldest):

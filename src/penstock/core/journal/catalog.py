@@ -1,7 +1,7 @@
-"""The writer's view of each topic, so that it need not ask the store: its id, its settings, where it ends.
+"""The writer's view of each topic, so that it need not ask the store: the topic's id, settings and end.
 
-Only the thread that leads the writer touches a `Head`. When another process has committed, everything cached is
-forgotten and read again in the next transaction.
+Only the thread that leads the writer changes a `Head`. When another process has committed, the writer drops everything
+cached and reads it again in the next transaction.
 """
 
 from __future__ import annotations
@@ -32,56 +32,62 @@ T = TypeVar("T")
 
 
 class Settings(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The retention settings of a topic. Values: compare, print, store."""
+    """The retention settings of a topic: values that can be compared, printed and stored."""
 
     max_age: Seconds | None = None
-    """Events recorded longer ago than this many seconds are removed in passing."""
+    """Events that were recorded more than this many seconds ago are removed in the background."""
     max_events: int | None = None
-    """Only about the newest this many events are kept."""
+    """About this many of the newest events are kept."""
     max_bytes: int | None = None
     """The oldest events are removed when the topic's blocks take more than this; the newest block always stays."""
     by_key: bool = False
     """A state topic: settled history keeps only the newest event of every key."""
     dedup_window: Seconds | None = TOPIC_DEDUP_WINDOW
-    """Seconds for which a dedup key is remembered; None for ever."""
+    """The seconds for which a dedup key is remembered; None for forever."""
     verified: bool = False
-    """True if commits keep a hash of every event, so that `verify` finds each one that is changed later."""
+    """True if commits keep a hash of every event, so that `verify` finds every later change of an event."""
     indexed: bool = True
-    """True if events are indexed by key, cause and correlation in passing; without, look-ups read the whole topic."""
+    """True if events are indexed by key, cause and correlation in the background; without an index, look-ups read
+    the whole topic.
+    """
 
 
 class TopicRecord(msgspec.Struct, frozen=True, array_like=True):
-    """The record that a topic's name stands for."""
+    """The stored record of a topic."""
 
     topic_id: keys.TopicId
     settings: Settings = Settings()
     check: bytes = b""
-    """CRC-32 of the name and of what comes before: another number would show another topic's events under this name."""
+    """The CRC-32 of the name and of the fields above: with a damaged id, another topic's events would appear under
+    this name.
+    """
 
 
 class TopicState(msgspec.Struct, frozen=True, array_like=True):
-    """The counters that compaction leaves behind, so that nothing is forgotten with the events."""
+    """The counters of a topic that outlive its removed events."""
 
     trimmed: keys.StoredPosition = 0
     """Every position up to this one was removed."""
     removed: int = 0
     """The number of events that were ever removed."""
     latest: keys.StoredPosition = 0
-    """The highest position assigned when the last block was removed; blocks, where there are any, know better."""
+    """The highest assigned position at the time when the last block was removed; existing blocks take precedence."""
     recorded_ms: int = 0
     last_id: bytes = b""
     compacted: keys.StoredPosition = 0
-    """Positions up to this one may have been compacted by key; it grows whenever events are taken out so."""
+    """Positions up to this position may have been compacted by key; it grows whenever compaction removes events."""
     sealed: keys.StoredPosition = 0
-    """Positions up to this one lie in Parquet files of a lake; see `penstock.core.journal.sealed.files`."""
+    """Positions up to this position are in Parquet files of a lake; see `penstock.core.journal.sealed.files`."""
     unreadable: str = ""
-    """Why housekeeping could not read the topic when it last tried; empty when it could."""
+    """The reason why housekeeping could not read the topic at its last attempt; empty after success."""
     began: keys.StoredPosition = 0
-    """The topic began after this position: those up to it were of topics of this name that were dropped."""
+    """The topic began after this position; earlier positions belonged to dropped topics of this name."""
     unreadable_at: keys.StoredPosition = 0
-    """The position of the block that `unreadable` is about; 0 when it speaks of something else."""
+    """The position of the block that `unreadable` is about; 0 for another reason."""
     referred: keys.StoredPosition = 0
-    """After this position the topic has no segment; between `sealed` and it, segments lie among hot blocks."""
+    """After this position the topic has no segment; between `sealed` and this position, segments are among hot
+    blocks.
+    """
 
     erased: int = 0
     """The number of commits that have erased contents of events."""
@@ -93,7 +99,7 @@ class TopicState(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def in_files(self) -> int:
-        """After this position no event lies in a Parquet file."""
+        """The position after which no event is in a Parquet file."""
         return max(self.sealed, self.referred)
 
 
@@ -104,7 +110,7 @@ _decode_looks = msgspec.msgpack.Decoder(list[tuple[int, int]]).decode
 
 
 def topic_names(snap: Snapshot) -> Iterator[str]:
-    """The names of all topics, sorted."""
+    """Returns the names of all topics, sorted."""
     return (keys.stored_name(key[1:]) for key, _ in snap.scan(keys.TOPIC, keys.prefix_end(keys.TOPIC)))
 
 
@@ -128,8 +134,10 @@ def _record_check(name: str, value: bytes) -> bytes:
 
 
 def mark_aged(tx: WriteTx, name: str, settings: Settings) -> None:
-    """Notes whether a topic has a `max_age`: such topics need a look also when no process appends to them. The row has
-    a value while the clock is behind the topic's recording time; see `retention_bound`."""
+    """Notes whether a topic has a `max_age`: such topics need retention even when no process appends to them.
+
+    The row has a value while the clock is behind the topic's recording time; see `retention_bound`.
+    """
     if settings.max_age is not None:
         tx.put(keys.aged_key(name), b"")
     else:
@@ -149,7 +157,7 @@ def load_state(snap: Snapshot, topic_id: int, name: str) -> TopicState:
 
 
 def save_with_end(tx: WriteTx, head: Head, state: TopicState) -> None:
-    """Saves a topic's state with where the topic ends: its last block may be gone."""
+    """Saves a topic's state with the topic's end, because the last block may be gone."""
     ended = (head.latest, head.recorded_ms, head.last_id.to_bytes(16))
     save_state(tx, head.topic_id, replace(state, latest=ended[0], recorded_ms=ended[1], last_id=ended[2]))
 
@@ -160,33 +168,33 @@ def save_state(tx: WriteTx, topic_id: int, state: TopicState) -> None:
 
 def _checked(decode: Callable[[bytes], T], value: bytes, name: str) -> T:
     try:
-        return decode(value)  # every commit and read does: a call less than `keys.stored`
+        return decode(value)  # inline, because every commit and read passes here: this saves the call of `keys.stored`
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise Corrupt(f"the record of topic {name!r} does not decode: {error}", topic=name) from error
 
 
 def last_block(snap: Snapshot, topic_id: int, name: str) -> Block | None:
-    """The newest block of a topic."""
+    """Returns the newest block of a topic."""
     for key, value in snap.scan(*keys.block_range(topic_id), reverse=True):
         return open_block(snap, key, value, name)
     return None
 
 
 def first_block(snap: Snapshot, topic_id: int, name: str) -> Block | None:
-    """The oldest block of a topic."""
+    """Returns the oldest block of a topic."""
     for key, value in snap.scan(*keys.block_range(topic_id)):
         return open_block(snap, key, value, name)
     return None
 
 
 def missing(topic: str, first: int, last: int) -> Corrupt:
-    """The error for positions that should be there."""
+    """Returns the error for missing positions."""
     which = f"event {first} is" if first == last else f"events {first} to {last} are"
     return Corrupt(f"{which} missing, and no compaction removed them", topic=topic, seq=first)
 
 
 def open_block(snap: Snapshot, key: bytes, value: bytes, topic: str) -> Block:
-    """A stored block, checked against the key it lies under; wherever it is stored."""
+    """Returns a stored block, wherever it is stored, after a check against its key."""
     first = keys.block_first(key)
     try:
         found = reference_in(value, topic)
@@ -206,15 +214,15 @@ class RecentBlocks(msgspec.Struct, eq=False, weakref=False):
     """Neighbouring small blocks at the end of a topic, each of one commit."""
 
     stamp: int
-    """The count of the catalogue when the barrier began: blocks exchanged by others since make it worthless."""
+    """The catalogue's count at the beginning; the tail is invalid when others have exchanged blocks since."""
     parts: list[RecentBlock]
     size: int = 0
     next: int = 0
-    """The position after the last one; 0: there is none."""
+    """The position after the last block; 0 without blocks."""
 
 
 class Head(msgspec.Struct, eq=False):
-    """The end of a topic, as the writer knows it."""
+    """The end of a topic, as far as the writer knows it."""
 
     name: str
     topic_id: int
@@ -223,19 +231,19 @@ class Head(msgspec.Struct, eq=False):
     recorded_ms: int
     last_id: int
     newest: dict[str, int] | None = None
-    """After the first look-up: the newest position of entities that were asked for or written after `since`."""
+    """After the first look-up: the newest position of entities that were looked up or written after `since`."""
     since: int = 0
     tail: RecentBlocks | None = None
-    """The newest small blocks, while the writer still knows what is in them."""
+    """The newest small blocks, while the writer still knows their contents."""
     id_bits: int = 0
-    """The bits that all ids of its events share: see `keys.id_bits`."""
+    """The bits that all ids of the topic's events share: see `keys.id_bits`."""
     unfolded: bool = False
-    """True if the store says already that causes and correlations of this topic are to be noted."""
+    """True if the store already lists this topic among the topics whose causes and correlations must be noted."""
     slowest: tuple[str, int] | None = None
-    """The cursor that is behind all others and its position, while the writer knows it."""
+    """The slowest cursor and its position, while the writer knows it."""
 
     def ended(self, latest: int, recorded_ms: int, last_id: int, *, unfolded: bool) -> Head:
-        """The head after more events."""
+        """Returns the head after further events."""
         settings, bits = self.settings, self.id_bits
         head = Head(self.name, self.topic_id, settings, latest, recorded_ms, last_id, id_bits=bits, unfolded=unfolded)
         head.slowest = self.slowest
@@ -243,19 +251,22 @@ class Head(msgspec.Struct, eq=False):
 
 
 class Barrier:
-    """Keeps all callers but its owner from appending, for as long as it stands in the catalog."""
+    """A barrier in the catalog, which keeps all callers except its owner from appending."""
 
     __slots__ = ("owner", "passing")
 
     def __init__(self) -> None:
         self.passing = False
-        """True if the operation under way is its owner's."""
+        """True while the owner's operation runs."""
         self.owner = ""
-        """Who has raised it, for people, where that is another process."""
+        """The process that raised the barrier, for people, when it is another process."""
 
 
 FindFence = Callable[[WriteTx], str]
-"""The process that has an exclusive fence open, for people; "" for none. It may remove what dead ones have left."""
+"""Returns the process with an open exclusive fence, for people; "" for none.
+
+May remove the fences of dead processes.
+"""
 
 
 class Catalog:
@@ -264,36 +275,39 @@ class Catalog:
     def __init__(self) -> None:
         self.heads: dict[str, Head] = {}
         self.last_id = 0
-        """The newest id that this process has given out: ids of one millisecond are in the order of the commits."""
+        """The newest id of this process: ids of one millisecond are in the order of the commits."""
         self.barrier: Barrier | None = None
         self.elsewhere = Barrier()
-        """Stands for the exclusive fences of other processes, while there are any."""
+        """The barrier for exclusive fences of other processes."""
         self.find_fence: FindFence | None = None
-        """The function that finds a fence of another process, where other processes may write the store: says which of
-        them keeps the others from appending."""
+        """The function that finds an exclusive fence of another process, where other processes may write the store."""
         self.epoch = 0
-        """Another number after every `forget`: the layers above know by it when to drop what they cached."""
+        """A number that changes with every `forget`, so that the layers above know when to drop their caches."""
         self.undone = 0
-        """Grows when a commit has failed: blocks that were read inside it may never have been written."""
+        """A number that grows when a commit fails: blocks that were read inside the commit may never have been
+        written.
+        """
         self.reshaped = 0
-        """Grows whenever blocks may have been exchanged by others than the housekeeper."""
+        """A number that grows whenever others than the housekeeper may have exchanged blocks."""
         self.unfolded = 0
         """The number of topics that commits have noted as unfolded."""
         self.exchanged = 0
-        """Grows whenever blocks may have been exchanged by others than the writer itself."""
+        """A number that grows whenever others than the writer may have exchanged blocks."""
 
     def refresh_barrier(self, tx: WriteTx) -> None:
-        """Another process has committed: perhaps that it has opened an exclusive fence, or has ended one."""
+        """Reads the fence again after a commit of another process, which may have opened or ended an exclusive
+        fence.
+        """
         if self.find_fence is not None and (self.barrier is None or self.barrier is self.elsewhere):
             self.elsewhere.owner = self.find_fence(tx)
             self.barrier = self.elsewhere if self.elsewhere.owner else None
 
     def forget(self, *, foreign: bool = False) -> None:
-        """Everything cached may be wrong: another process wrote (`foreign`), or a commit failed."""
+        """Drops everything cached: another process wrote (`foreign`), or a commit failed."""
         self.heads.clear()
         self.undone += not foreign
         if self.find_fence is not None and self.barrier is None:
-            self.barrier = self.elsewhere  # so that the next append looks: the removal of a fence may have failed
+            self.barrier = self.elsewhere  # so that the next append checks: the removal of a fence may have failed
         self.epoch += 1
         self.reshaped += 1
         self.exchanged += 1
@@ -317,9 +331,10 @@ def load_head(tx: Snapshot, name: str, record: TopicRecord) -> Head:
 
 
 def create_topic(tx: WriteTx, name: str, settings: Settings | None = None) -> Head:
-    """Gives a new topic its id, and its beginning: after every position that its name has ever had.
+    """Gives a new topic its id and its beginning, which follows every earlier position of its name.
 
-    So a position says by itself which event it means. One of a topic that was dropped is trimmed in the next one.
+    So a position always identifies one event. A position of a dropped topic counts as trimmed in the next topic of this
+    name.
     """
     value = tx.get(keys.NEXT_TOPIC)
     topic_id = keys.unpack_seq(value) if value else 1
@@ -358,7 +373,7 @@ def ended_topic(snap: Snapshot, name: str) -> EndedTopic | None:
 
 
 def save_end(tx: WriteTx, head: Head) -> None:
-    """Keeps where a topic ends that is being dropped."""
+    """Saves the end of a topic that is being dropped."""
     if head.latest:
         ended = EndedTopic(head.latest, head.recorded_ms, head.last_id.to_bytes(16))
         tx.put(keys.ended_key(head.name), _encode(ended))

@@ -1,7 +1,7 @@
-"""Blocks that came from elsewhere: what no append could have made is found before it is stored, not when it is read.
+"""Checks of blocks from elsewhere: contents that no append could have made are found before the block is stored.
 
-Every block that a client sends goes through `checked_wire`: its events are taken out, checked as an append checks them,
-and put into a block of this journal's making. So whatever the client packed, what is stored is what an append stores.
+Every block of a client goes through `checked_wire`: its events are unpacked, checked like appended events, and packed
+into a new block. So the stored block always has the form of an append, whatever the client packed.
 """
 
 from __future__ import annotations
@@ -44,7 +44,9 @@ _value = msgspec.json.Decoder(msgspec.Raw).decode
 
 
 def checked_wire(topic: str, body: bytes | memoryview) -> Wire:
-    """A block of the events of one that another process encoded; ConfigError when an append would refuse one."""
+    """Returns a new block with the events of a block from another process; raises ConfigError when an append would
+    refuse an event.
+    """
     check_name(topic)
     try:
         given = decode_pending(body)
@@ -88,7 +90,7 @@ def _checked_columns(wire: Wire, topic: str) -> Columns:
 
 
 def _checked_headers(block: Block, total: int) -> list[Mapping[str, str] | None]:
-    """The headers of each event; what a few bytes make out to be many is refused at the first event."""
+    """Returns the headers of each event; a forged number of headers is refused at the first event."""
     headers = block.wire.headers
     assert headers is not None
     if headers.total != total:
@@ -105,7 +107,7 @@ def _checked_headers(block: Block, total: int) -> list[Mapping[str, str] | None]
 
 
 def _check_payloads(columns: Columns) -> None:
-    """Each is JSON, or said to be bytes."""
+    """Checks that each payload is JSON, or marked as bytes."""
     longest = max(map(len, columns.payloads))
     if longest > MAX_PAYLOAD_BYTES:
         raise ConfigError(f"a payload of {longest:,} bytes is too large to append")
@@ -115,7 +117,7 @@ def _check_payloads(columns: Columns) -> None:
     payloads = [columns.payloads[row] for row in rows]
     try:
         deque(map(_value, payloads), maxlen=0)
-        b"".join(payloads).decode()  # which the decoder of values that are kept as bytes does not look at
+        b"".join(payloads).decode()  # the decoder of values that are kept as bytes does not check this
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         for row, payload in zip(rows, payloads, strict=True):
             _check_payload(row, payload)
@@ -132,7 +134,9 @@ def _check_payload(row: int, payload: bytes) -> None:
 
 
 def check_options(options: RowOptions, wire: Wire) -> None:
-    """ConfigError when an event asks for what none can; what only a queue understands is judged in the commit."""
+    """Raises ConfigError for impossible options of an event; the commit judges the options that only a queue
+    understands.
+    """
     if options.lengths() != {wire.count}:
         raise ConfigError(f"it has options for {options.lengths()} events, and {wire.count} events")
     for dedup in set(options.dedup or ()) - {None}:

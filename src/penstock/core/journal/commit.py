@@ -1,8 +1,8 @@
-"""A write transaction of the journal: what all callers that commit together share.
+"""A write transaction of the journal, which all callers that commit together share.
 
-Group commit hands several calls' work to one `Commit`; a user's transaction owns one alone. Appending assigns positions
-and ids at once and gathers the events per topic (a `TopicAdditions`); `flush` writes each of them as one block.
-Nothing outside changes until the engine's transaction has ended well: only then `publish` moves the heads.
+Group commit gives the work of several calls to one `Commit`; a user's transaction has a `Commit` of its own. Appending
+assigns positions and ids at once and gathers the events per topic (a `TopicAdditions`); `flush` writes each of them as
+one block. Nothing outside changes until the engine's transaction has succeeded; only then `publish` moves the heads.
 """
 
 from __future__ import annotations
@@ -77,27 +77,32 @@ log = Log("penstock.writer")
 _VERSION_BITS = 0x7 << 76 | 0x2 << 62
 _RANDOM_BITS = (1 << 80) - 1 & ~(0xF << 76 | 0x3 << 62 | 1 << 61 | keys.ID_BITS | 1 << 31)
 _COUNTED_BITS = (1 << 31) - 1
-"""The random bits of an id. Commits of one millisecond count up above the bits of the topic, a run's ids below them; in
-both the top bit is free for the carry."""
+"""The random bits of an id.
+
+Commits of one millisecond count up above the bits of the topic, the ids of a run count below them. In both, the top bit
+is free for the carry.
+"""
 
 
 class LateRow(Protocol):
     """A row that several operations of a commit may change in memory, and that the commit writes once."""
 
     def save(self, commit: Commit) -> None:
-        """Writes it into the commit's transaction."""
+        """Writes the row into the commit's transaction."""
         ...
 
 
 class TopicAdditions(msgspec.Struct, eq=False, weakref=False):
-    """The events one commit adds to one topic."""
+    """The events that one commit adds to one topic."""
 
     head: Head
     first: int
     recorded_ms: int
     base_id: int
     parts: list[Columns]
-    """Each batch's columns, which are its caller's: they stay as they are, in case of a second try."""
+    """The columns of each batch, which belong to the caller: they are not changed, so that a second attempt is
+    possible.
+    """
     count: int = 0
     size: int = 0
     newest: dict[str, int] | None = None
@@ -105,12 +110,12 @@ class TopicAdditions(msgspec.Struct, eq=False, weakref=False):
     """The number of parts whose events are in `newest`, and the number of these events."""
     noted_count: int = 0
     blocks: list[Block] | None = None
-    """The first parts as blocks, for conditions to be asked of."""
+    """The first parts as blocks, to check conditions against."""
     tags: set[str] | None = None
     """The tags of the events in `blocks`."""
 
     def newest_of(self, key: str) -> int:
-        """The position of a key's newest event among these; 0 for none."""
+        """Returns the position of a key's newest event among these; 0 for none."""
         if self.newest is None:
             self.newest = {}
         for part in self.parts[self.noted :]:
@@ -120,7 +125,7 @@ class TopicAdditions(msgspec.Struct, eq=False, weakref=False):
         return self.newest.get(key, 0)
 
     def matching(self, query: EventQuery) -> Event | None:
-        """Returns the first of these events that a query wants; None when there is none."""
+        """Returns the first of these events that a query wants; None without a match."""
         if self.blocks is None or self.tags is None:
             self.blocks, self.tags = [], set()
         first = self.blocks[-1].last + 1 if self.blocks else self.first
@@ -140,7 +145,7 @@ class TopicAdditions(msgspec.Struct, eq=False, weakref=False):
 
 
 def _note_newest(newest: dict[str, int], columns: Columns, first: int) -> None:
-    """Writes down where events leave each entity."""
+    """Notes the newest position of each entity among events."""
     entities = columns.key
     if entities is None:
         return
@@ -177,16 +182,18 @@ class Commit:
         self._reshaping = False
         self._last_id = catalog.last_id
         self._indexing: list[tuple[str, int, list[Wire | None], list[str | None] | None, Newest]] = []
-        """The news for the memtables when the transaction has ended well: never before it, and in its order."""
+        """The updates for the memtables, which are applied in order after the transaction has succeeded."""
         self.tx = tx
         self.now_ms = now_ms
         self.gathered = 0
-        """Changes gathered in memory, less the writes that `flush` made of them. Added to what the engine's
-        transaction counts, it says how much was changed so far: see `changes`."""
+        """The changes gathered in memory, minus the writes that `flush` made of them.
+
+        The sum with the count of the engine's transaction is the number of changes so far: see `changes`.
+        """
         self._late: dict[LateRow, None] = {}
-        """The rows that are written once, at the end, however often they changed meanwhile."""
+        """The rows that are written once, at the end, however often they change."""
         self.touched: dict[str, int] = {}
-        """Topics whose waiters should look again after the commit, with how many events were added."""
+        """The topics whose waiters should look again after the commit, with the number of added events."""
         if tx.foreign:
             catalog.forget(foreign=True)
             catalog.refresh_barrier(tx)
@@ -194,11 +201,13 @@ class Commit:
     # ── changing ─────────────────────────────────────────────────────────────────────────────────────────────────────
     @property
     def changes(self) -> int:
-        """Grows with every change, written or gathered: an operation that fails after it has grown spoils the whole."""
+        """A number that grows with every change, written or gathered: an operation that fails after a change spoils
+        the whole commit.
+        """
         return self.tx.writes + self.gathered
 
     def touch(self, row: LateRow) -> None:
-        """Says that a row has changed in memory (or is about to): it is written once, when the commit ends."""
+        """Notes that a row has changed in memory (or is about to change); it is written once, when the commit ends."""
         self.gathered += 1
         self._late[row] = None
 
@@ -207,19 +216,23 @@ class Commit:
     def fenced(self) -> bool:
         """True if an exclusive fence keeps other callers from appending."""
         barrier = self.catalog.barrier
-        if barrier is self.catalog.elsewhere:  # its process may have died without a word
+        if barrier is self.catalog.elsewhere:  # its process may have died
             before = self.tx.writes
             self.catalog.refresh_barrier(self.tx)
-            self.gathered -= self.tx.writes - before  # what dead ones left may go, whatever becomes of the operation
+            # the fences of dead processes may be removed, whatever the outcome of the operation
+            self.gathered -= self.tx.writes - before
             barrier = self.catalog.barrier
         return barrier is not None and not barrier.passing
 
     def raise_barrier(self, barrier: Barrier) -> None:
-        """From here on only the barrier's owner appends: what came before is committed, what comes after is refused."""
+        """Lets only the barrier's owner append: earlier drafts are committed, later drafts are refused."""
         self.catalog.barrier = barrier
 
     def check_barrier(self, topic: str | None = None) -> None:
-        """FenceActive when another caller's fence is open; before several topics are appended to: without a name."""
+        """Raises FenceActive when another caller's fence is open.
+
+        Without a name, the check is for an append to several topics.
+        """
         if self.fenced:
             assert self.catalog.barrier is not None
             whose = f" of {self.catalog.barrier.owner}" if self.catalog.barrier.owner else ""
@@ -230,32 +243,32 @@ class Commit:
 
     # ── topics ───────────────────────────────────────────────────────────────────────────────────────────────────────
     def head(self, name: str) -> Head | None:
-        """A topic's head, or None when it was never created."""
+        """Returns a topic's head, or None when it was never created."""
         return self._new_heads.get(name) or self.catalog.heads.get(name) or self.catalog.load(self.tx, name)
 
     def ensure(self, name: str) -> Head:
-        """A topic's head; the topic is created when it is not there."""
+        """Returns a topic's head; the topic is created when it is not there."""
         head = self.head(name)
         if head is None:
             head = self._new_heads[name] = create_topic(self.tx, name)
         return head
 
     def is_current(self, name: str, topic_id: int) -> bool:
-        """Returns True if a topic that was looked at before is still there: not dropped, nor dropped and made anew."""
+        """Returns True if an earlier topic still exists: it was neither dropped nor made anew."""
         head = self.head(name)
         return head is not None and head.topic_id == topic_id
 
     def forget_topic(self, name: str) -> None:
-        """Says that this commit has removed a topic: nothing after it sees or adds to what it was."""
+        """Notes that this commit has removed a topic: later operations neither see nor extend it."""
         self.flush()
         self._new_heads.pop(name, None)
         self._indexing = [one for one in self._indexing if one[0] != name]
         self._reshaping = True
         self.catalog.forget()
-        self.touched.setdefault(name, 0)  # those who follow it look again
+        self.touched.setdefault(name, 0)  # its followers look again
 
     def latest(self, name: str) -> int:
-        """The highest position of a topic, this commit's events included."""
+        """Returns the highest position of a topic, this commit's events included."""
         additions = self.additions.get(name)
         if additions is not None:
             return additions.first + additions.count - 1
@@ -263,18 +276,18 @@ class Commit:
         return head.latest if head else 0
 
     def reshape(self) -> None:
-        """Says that this commit exchanges or removes blocks."""
+        """Notes that this commit exchanges or removes blocks."""
         self._note_reshaping()
         self.exchange()
 
     def _note_reshaping(self) -> None:
-        # Counted now, for later requests of this commit, and once more when it has ended: the housekeeper may have
-        # noted the number already and still read the blocks as they were before.
+        # Counted now, for later requests of this commit, and again at its end: the housekeeper may have noted the
+        # number already and still read the old blocks.
         self.catalog.reshaped += 1
         self._reshaping = True
 
     def exchange(self) -> None:
-        """Says that this commit puts blocks in the place of others, with the same events."""
+        """Notes that this commit replaces blocks by blocks with the same events."""
         self.catalog.exchanged += 1
 
     def begin(self, name: str) -> TopicAdditions:
@@ -292,7 +305,7 @@ class Commit:
 
     # ── appending ────────────────────────────────────────────────────────────────────────────────────────────────────
     def append(self, name: str, batch: PreparedBatch) -> list[Receipt]:
-        """Adds a batch and says where its events will be; raises before anything is changed."""
+        """Adds a batch and returns the receipts of its events; raises errors before anything changes."""
         columns = batch.columns
         if self.catalog.barrier is not None and columns.kinds:
             self.check_barrier(name)
@@ -305,18 +318,18 @@ class Commit:
         return self.add(self.additions.get(name) or self.begin(name), columns, batch.size)
 
     def append_one(self, name: str, batch: PreparedBatch) -> Receipt:
-        """Does the same for a batch of one event."""
+        """Adds a batch of one event and returns its receipt."""
         return self.append(name, batch)[0]
 
     def check(self, name: str, batch: PreparedBatch) -> None:
-        """Raises what appending a batch would raise, and changes nothing: for batches that succeed or fail together."""
+        """Raises the errors of an append of a batch, without a change: for batches that succeed or fail together."""
         if batch.expects is not None or batch.conditions is not None:
             known, repeats = find_duplicates(self, name, batch.dedups or ())
             fresh = [row for row in range(len(batch)) if row not in known and row not in repeats]
             self.check_conditions(name, batch, fresh)
 
     def add(self, additions: TopicAdditions, columns: Columns, size: int) -> list[Receipt]:
-        """Adds checked columns to what a topic gets, and says where they will be."""
+        """Adds checked columns to a topic's additions, and returns the receipts."""
         offset, count = additions.count, len(columns.kinds)
         name, seq, number = additions.head.name, additions.first + offset, additions.base_id + offset
         if seq + count - 1 > MAX_POSITION:
@@ -333,7 +346,7 @@ class Commit:
         return [Receipt(name, seq + row, number + row, correlations[row]) for row in range(count)]
 
     def check_conditions(self, name: str, batch: PreparedBatch, rows: Sequence[int]) -> None:
-        """Raises Conflict unless all that some events of a batch ask for holds, as the topic was before the batch."""
+        """Raises Conflict unless the conditions of a batch's events hold for the topic before the batch."""
         if batch.expects is not None:
             self.check_expects(name, batch.columns.key or [], batch.expects, rows)
         if batch.conditions is not None:
@@ -361,7 +374,7 @@ class Commit:
     def check_expects(
         self, name: str, entities: Sequence[str | None], expects: Sequence[int | None], rows: Sequence[int]
     ) -> None:
-        """Every expectation is about the entity as it was before this batch."""
+        """Checks every expectation against the entity before this batch."""
         head = self._new_heads.get(name) or self.catalog.heads.get(name) or self.head(name)
         for row in rows:
             key, expected = entities[row], expects[row]
@@ -372,7 +385,7 @@ class Commit:
                 raise conflict(name, key, expected, actual)
 
     def check_expected(self, name: str, key: str, expected: int) -> None:
-        """Conflict when an entity's newest event is at another position."""
+        """Raises Conflict when an entity's newest event is at another position."""
         actual = self.generation(name, key)
         if actual != expected:
             raise conflict(name, key, expected, actual)
@@ -391,7 +404,7 @@ class Commit:
         return self._newest(head, key) if head else 0
 
     def _newest(self, head: Head, key: str) -> int:
-        """The position of an entity's newest event, as readers see it: not one that is too old by now."""
+        """Returns the position of an entity's newest event that readers see; events past `max_age` do not count."""
         found = self.entities.generation(self, head, key)
         if found and head.settings.max_age is not None:
             record = TopicRecord(head.topic_id, head.settings)
@@ -444,10 +457,10 @@ class Commit:
             self._new_heads[name] = ended
             self.touched[name] = self.touched.get(name, 0) + count
         self.additions.clear()
-        self.gathered -= self.tx.writes - before  # these were counted when they were gathered
+        self.gathered -= self.tx.writes - before  # these changes were counted when they were gathered
 
     def note_causes(self, head: Head) -> bool:
-        """Says in the store that causes and correlations of a topic are to be noted, from where it ends."""
+        """Notes in the store that the causes and correlations of a topic after its end must be noted."""
         key = keys.UNFOLDED + keys.hashed_topic(head.name, head.topic_id)
         if not head.unfolded and self.tx.get(key) is None:
             self.tx.put(key, keys.pack_seq(head.latest))
@@ -455,15 +468,17 @@ class Commit:
         return True
 
     def move_end(self, head: Head, latest: int, recorded_ms: int, last_id: int, count: int, *, causal: bool) -> None:
-        """Says where a topic ends after blocks were written; `causal`: their events may have causes or correlations."""
+        """Moves the end of a topic after blocks were written; `causal`: their events may have causes or
+        correlations.
+        """
         unfolded = self.note_causes(head) if causal else head.unfolded
         self._new_heads[head.name] = head.ended(latest, recorded_ms, last_id, unfolded=unfolded)
         self.touched[head.name] = self.touched.get(head.name, 0) + count
 
     def publish(self) -> None:
-        """Lets the writer's view of the topics follow the transaction, which has ended well.
+        """Updates the writer's view of the topics after the transaction has succeeded.
 
-        Nothing here can undo what is stored, so a failure is no caller's: the view is thrown away, to be read anew.
+        Nothing here can undo the commit, so a failure concerns no caller: the view is dropped and read anew.
         """
         try:
             if self._reshaping:
@@ -484,30 +499,31 @@ class Commit:
 
 
 def read_mark(snap: Snapshot, name: str) -> int | None:
-    """A mark's number; None when it was never set."""
+    """Returns a mark's number; None when it was never set."""
     value = snap.get(keys.mark_key(name))
     return None if value is None else int.from_bytes(value[:8], signed=True)
 
 
 def read_mark_content(snap: Snapshot, name: str) -> int | None:
-    """A hash of what was written with a mark's number; None when it was set without."""
+    """Returns the hash of the content that was written with a mark's number; None for a mark without a hash."""
     value = snap.get(keys.mark_key(name)) or b""
     return int.from_bytes(value[8:]) if len(value) > 8 else None
 
 
 _randoms: list[int] = []
-# A forked child must not give out the ids its parent gives out.
+# A forked child must not assign the ids that its parent assigns.
 os.register_at_fork(after_in_child=_randoms.clear)
 
 
 def next_id(last_id: int, ms: int, bits: int) -> int:
-    """The id of a run's first event: a UUIDv7 of time `ms`, above every id the topic has given out.
+    """Returns the id of a run's first event: a UUIDv7 of time `ms`, above every earlier id of the topic.
 
-    Twelve of its bits are a hash of the topic's name: who looks for an id asks few topics (see `journal.locating`).
+    Twelve of its bits are a hash of the topic's name, so that a search for an id asks few topics (see
+    `journal.locating`).
     """
     try:
         random = _randoms.pop()
-    except IndexError:  # from the system's supply by the kilobyte: a call for each would cost more than the id
+    except IndexError:  # read from the system by the kilobyte: a call for each id would cost more than the id
         supply = os.urandom(2560)
         _randoms.extend([int.from_bytes(supply[at : at + 10]) for at in range(10, len(supply), 10)])
         random = int.from_bytes(supply[:10])
@@ -528,7 +544,7 @@ def append_checked(commit: Commit, name: str, batch: PreparedBatch) -> list[Rece
     receipts = dict(known)
     if fresh:
         additions = commit.additions.get(name) or commit.begin(name)
-        if len(fresh) < count or batch.cause_rows:  # the batch stays as it is, for a second try
+        if len(fresh) < count or batch.cause_rows:  # the batch is not changed, so that a second attempt is possible
             columns = columns.pick(fresh)
         if batch.cause_rows:
             _link_causes(additions, columns, fresh, batch.cause_rows, known, repeats)
@@ -571,7 +587,9 @@ def _link_causes(
 def find_duplicates(
     commit: Commit, name: str, dedups: Sequence[str | None]
 ) -> tuple[dict[int, Receipt], dict[int, int]]:
-    """The drafts appended before, with their receipts; those that repeat one of this batch, with its row."""
+    """Returns the drafts that were appended before, with their receipts; and the drafts that repeat a draft of this
+    batch, with its row.
+    """
     known: dict[int, Receipt] = {}
     repeats: dict[int, int] = {}
     first_row: dict[str, int] = {}
@@ -595,7 +613,7 @@ def find_duplicates(
 
 
 def remember_dedup(commit: Commit, name: str, dedup: str, receipt: Receipt) -> None:
-    """From now on a dedup key stands for an event that was appended without it."""
+    """Makes a dedup key stand for an event that was appended without the key."""
     _remember(commit, name, dedup, receipt, max(commit.now_ms, commit.ensure(name).recorded_ms))
 
 
@@ -607,7 +625,7 @@ def _remember(commit: Commit, name: str, dedup: str, receipt: Receipt, at_ms: in
 
 
 def topic_is_full(name: str, latest: int, count: int) -> ConfigError:
-    """The error of an append that has no positions left."""
+    """Returns the error of an append without positions left."""
     return ConfigError(
         f"topic {name!r} is at position {latest} of {MAX_POSITION}: {count} more events have no place in it; "
         "append to a new topic"
@@ -615,7 +633,7 @@ def topic_is_full(name: str, latest: int, count: int) -> ConfigError:
 
 
 def conflict(name: str, key: str, expected: int, actual: int) -> Conflict:
-    """The error of an append that expected an entity to be elsewhere."""
+    """Returns the error of an append whose expectation of an entity is wrong."""
     return Conflict(
         f"entity {key!r} of topic {name!r} is at position {actual}, not {expected}: read it and decide again",
         expected=expected,
@@ -628,16 +646,16 @@ def _as_duplicate(receipt: Receipt) -> Receipt:
 
 
 # ── Writing a commit's events as blocks: a large batch as several, a small one beside its neighbours or with them ──
-# One-by-one appends leave one small block each. The writer keeps their columns; the commit that would write the last of
-# `MERGE_FAN_IN` small blocks writes one block for all of them instead, in the place of the others, in the same
-# transaction. What the writer does not remember (after a restart, or when other processes write too) the housekeeper
-# merges by reading it.
+# Single appends leave one small block each. The writer keeps their columns. The commit that would write the last of
+# `MERGE_FAN_IN` small blocks instead writes one block for all of them, which replaces the others in the same
+# transaction. The housekeeper reads and merges blocks that the writer does not remember, after a restart or when other
+# processes write too.
 
 
 def write_block(tx: WriteTx, head: Head, stamp: int, part: RecentBlock) -> tuple[bytes, bytes, Wire | None]:
-    """Writes one commit's events: as a block of their own, or together with the small ones before them.
+    """Writes one commit's events as a block of their own, or together with the preceding small blocks.
 
-    Returns the stored key and value, and the block itself where it holds nothing but these events.
+    Returns the stored key and value, and the block itself when it holds only these events.
     """
     first, recorded_ms, base_id, columns = part
     tail = head.tail
@@ -689,15 +707,15 @@ def write_blocks(tx: WriteTx, head: Head, part: RecentBlock) -> tuple[bytes, byt
 
 
 def _events_that_fit(weights: Sequence[int], start: int) -> int:
-    """Returns the number of events from `start` on make a block of the usual size; at least one."""
+    """Returns the number of events from `start` on that make a block of the usual size; at least one."""
     return max(1, bisect_right(list(accumulate(weights[start : start + BLOCK_EVENTS])), BLOCK_BYTES))
 
 
 # ── Dedup keys: what a topic remembers of an event appended with one, for as long as the topic's window says ──
-# The keys lie in buckets of time at least as long as the window, so that two look-ups find any key that still counts,
-# and old ones go a bucket at a time. The time is the topic's recording time, which never goes back: a clock that does
-# cannot make a key unknown again. Nor does it make one known for longer than a window from then on: while the recording
-# time stands still, the clock's own time counts.
+# Dedup keys are in buckets of time at least as long as the window. So two look-ups find any valid key, and old keys are
+# removed a bucket at a time. The time is the topic's recording time, which never goes back, so a clock that is set back
+# cannot make a key unknown. A clock that is set back also does not extend a window: while the recording time stands
+# still, the clock's own time counts.
 
 
 _SHORTEST_BUCKET_MS = 60_000
@@ -705,14 +723,14 @@ _encode = msgspec.msgpack.Encoder().encode
 
 
 class Original(msgspec.Struct, array_like=True, frozen=True):
-    """The event that was appended with a dedup key first."""
+    """The first event that was appended with a dedup key."""
 
     seq: int
     id: bytes
     recorded_ms: int
     correlation: str | None = None
     at_ms: int = 0
-    """The clock's own time, where the clock was set back behind the recording time; else 0."""
+    """The clock's own time, when the clock is behind the recording time; else 0."""
 
 
 _decode = msgspec.msgpack.Decoder(Original).decode
@@ -724,7 +742,7 @@ def dedup_position(value: bytes) -> int:
 
 
 def _bucket(window: float | None, ms: int) -> int:
-    """Returns the bucket of a time; a topic that remembers for ever has one bucket, 0."""
+    """Returns the bucket of a time; a topic that remembers forever has one bucket, 0."""
     return 0 if window is None else max(1, ms // max(_SHORTEST_BUCKET_MS, int(window * 1000)))
 
 
@@ -733,19 +751,21 @@ def _is_remembered(original: Original, window: float | None, now_ms: int) -> boo
 
 
 class EarlierWindow(msgspec.Struct, array_like=True, frozen=True):
-    """A dedup window of the past, until the window was changed: those of then lie in its buckets still."""
+    """An earlier dedup window of a topic, whose keys are still in its buckets."""
 
     window: float | None
     until_ms: int
     through: int = MAX_POSITION
-    """The topic's end when it was changed: a key of the same millisecond may have been given before or after that."""
+    """The topic's end at the change: a key of the same millisecond may belong to an event before or after the
+    change.
+    """
 
 
 _decode_windows = msgspec.msgpack.Decoder(list[EarlierWindow]).decode
 
 
 def earlier_windows(snap: Snapshot, topic: int) -> list[EarlierWindow]:
-    """The windows a topic had whose keys may still count, in order."""
+    """Returns the earlier windows of a topic whose keys may still count, in order."""
     value = snap.get(keys.windows_key(topic))
     return [] if value is None else keys.stored(_decode_windows, value, "the record of earlier dedup windows")
 
@@ -759,7 +779,7 @@ def find_original(
     recorded_ms: int,
     now_ms: int,
 ) -> Original | None:
-    """The event a dedup key stands for, if the topic still remembers it, by its recording time and by the clock."""
+    """Returns the event of a dedup key, if the topic still remembers the key by its recording time and by the clock."""
     for length, at in ((window, recorded_ms), *((one.window, one.until_ms) for one in reversed(earlier))):
         newest = _bucket(length, at)
         for bucket in (newest, newest - 1) if newest else (0,):
@@ -782,10 +802,10 @@ def find_original(
 
 
 def _was_forgotten(original: Original, earlier: Sequence[EarlierWindow]) -> bool:
-    """Returns True if a key did not count any more when the window was changed: then it never does again."""
+    """Returns True if a key had expired when the window was changed: such a key never counts again."""
     return any(
         original.seq <= one.through
-        and original.recorded_ms <= one.until_ms  # a key may be given later to an event from before
+        and original.recorded_ms <= one.until_ms  # a later call may give a key to an earlier event
         and not _is_remembered(original, one.window, one.until_ms)
         for one in earlier
     )
@@ -801,7 +821,7 @@ def forget_expired(tx: WriteTx, topic: int, window: float | None, now_ms: int) -
     earlier = earlier_windows(tx, topic)
     if earlier:
         left = [one for one in earlier if window is None or now_ms - one.until_ms < window * 1000]
-        if left:  # their buckets may have any number
+        if left:  # earlier windows may have any bucket number
             if len(left) < len(earlier):
                 tx.put(keys.windows_key(topic), _encode(left))
             return
@@ -815,10 +835,10 @@ def forget_expired(tx: WriteTx, topic: int, window: float | None, now_ms: int) -
 
 
 def change_window(commit: Commit, head: Head, new: float | None) -> None:
-    """Has a topic's keys counted by another window from now on; none is forgotten by the change itself.
+    """Changes the dedup window of a topic from now on; the change itself forgets no key.
 
-    A key that no longer counts stays forgotten, also when the window grows. No key is touched: look-ups also ask the
-    buckets of the windows before, until none of their keys can count any more.
+    An expired key stays forgotten, even when the window grows. The change rewrites no key: look-ups also ask the
+    buckets of earlier windows, until all their keys have expired.
     """
     tx, topic, old, now_ms = commit.tx, head.topic_id, head.settings.dedup_window, max(commit.now_ms, head.recorded_ms)
     if old != new:
@@ -832,9 +852,9 @@ def change_window(commit: Commit, head: Head, new: float | None) -> None:
 
 
 def adopt_topic(commit: Commit, name: str, settings: Settings | None, start_over: bool = False) -> None:
-    """Creates a topic with another one's settings, unless it is there; one that is empty takes them over.
+    """Creates a topic with another topic's settings, unless it exists; an empty topic takes over the settings.
 
-    `start_over`: positions of a topic of this name that was dropped are given out again.
+    With `start_over`, positions of a dropped topic of this name are assigned again.
     """
     commit.flush()
     head = commit.head(name)
@@ -853,7 +873,7 @@ def adopt_topic(commit: Commit, name: str, settings: Settings | None, start_over
 def append_copies(commit: Commit, name: str, rows: PlacedRows, latest: int, trimmed: int = MAX_POSITION) -> None:
     """Adds events that follow position `latest`, in order; Conflict when the topic does not end there.
 
-    `trimmed`: through which position history was removed; what else is missing was compacted by key.
+    `trimmed` is the position through which history was removed; other missing events were compacted by key.
     """
     head = _head_to_copy(commit, name, latest)
     ids = list(map(rows.id, range(len(rows))))
@@ -896,7 +916,7 @@ def end_copies(commit: Commit, name: str, through: int, latest: int) -> None:
 
 
 def _head_to_copy(commit: Commit, name: str, latest: int) -> Head:
-    """The head of a topic that copies are added to; Conflict when it does not end at `latest`."""
+    """Returns the head of a topic that copies are added to; Conflict when it does not end at `latest`."""
     commit.check_barrier(name)
     commit.flush()
     head = commit.ensure(name)
@@ -913,7 +933,7 @@ def _head_to_copy(commit: Commit, name: str, latest: int) -> Head:
 
 
 def checked_settings(changes: Mapping[str, Any]) -> dict[str, object]:
-    """Changes that each can be made; ConfigError names the first that cannot."""
+    """Returns valid changes; raises ConfigError for the first invalid change."""
     unknown = sorted(set(changes) - set(Settings.__struct_fields__))
     if unknown:
         raise ConfigError(f"a topic has no setting {unknown[0]!r}{nearest(unknown[0], Settings.__struct_fields__)}")
@@ -930,8 +950,8 @@ def checked_settings(changes: Mapping[str, Any]) -> dict[str, object]:
 
 
 def change_settings(commit: Commit, topic: str, changes: Mapping[str, object]) -> Settings:
-    """Makes checked changes to a topic's settings, and whatever follows from them; returns the settings then."""
-    commit.flush()  # what others of this commit have appended so far is written under the settings of then
+    """Applies checked changes to a topic's settings, with their consequences; returns the new settings."""
+    commit.flush()  # earlier appends of this commit are written under the earlier settings
     head = commit.ensure(topic)
     settings = msgspec.structs.replace(head.settings, **changes)
     _check_together(topic, head.settings, settings)
@@ -944,7 +964,7 @@ def change_settings(commit: Commit, topic: str, changes: Mapping[str, object]) -
 
 
 def _check_together(topic: str, before: Settings, settings: Settings) -> None:
-    """Refuses settings that would make each other worthless."""
+    """Refuses settings that contradict each other."""
     if settings.verified and settings.by_key:
         raise ConfigError(f"topic {topic!r} cannot be verified and be compacted by key: verifying needs every event")
     if before.verified and not settings.verified:

@@ -11,7 +11,7 @@ _LEVEL = 1
 
 
 class _Codecs(local):
-    """A thread's own codecs: they are not to be shared, and making them costs more than using them."""
+    """The codecs of a thread: they must not be shared, and making them costs more than using them."""
 
     def __init__(self) -> None:
         from zstandard import ZstdCompressor, ZstdDecompressor, ZstdError, frame_content_size

@@ -1,9 +1,9 @@
 """The core of an open journal: its store, its writer, and what works on them beside the callers.
 
-Every part of the package that needs the store is given the core: topics, queues and entities are parts over it, which
-`penstock.core.local` assembles into the journal that a user holds. The core knows none of them. They leave here what
-has to happen at their time: guards before an append, holds and trims at a compaction, rules for dropping a topic, and
-what is to end before the journal closes.
+Every part of the package that needs the store gets the core. Topics, queues and entities are parts over the core, which
+`penstock.core.local` assembles into the journal that a user holds. The core knows none of these parts. They register
+callbacks here: guards before an append, holds and trims at a compaction, rules for dropping a topic, and steps before
+the journal closes.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ FORMAT = 1
 """The key layout and block format of this version; written into every store."""
 
 Guard = Callable[[str, Sequence[Draft]], None]
-"""Sees the drafts of an append, in the caller's thread, and may refuse them by raising."""
+"""A function that sees the drafts of an append, in the caller's thread, and may refuse them by raising."""
 
 T = TypeVar("T")
 
@@ -70,10 +70,10 @@ class JournalCore:
         self, journal: Journal, engine: Engine, *, clock: Clock | None = None, capacity: int, pressure: float
     ) -> None:
         self.journal = journal
-        """The journal that users hold: what handles name as theirs, and workers report to."""
+        """The journal that users hold; handles name it as theirs, and workers report to it."""
         self.engine = engine
         self.clock: Clock = check_clock(clock)
-        # A memory store may be open a second time under its name, in this process.
+        # This process may open a memory store a second time under its name.
         watched = engine.shared or engine.read_only or engine.scheme == "memory"
         self.hub = Hub(engine.changes if watched else None, engine.location)
         self.index = EntityIndex(engine)
@@ -95,20 +95,23 @@ class JournalCore:
         """Held by the thread that erases events."""
         self.housekeeper.resume = self.resume_erasures
         self.guards: list[Guard] = []
-        """Replaced, never changed: a thread that goes through the list must not skip one."""
+        """The list is replaced and never changed, so that a thread that iterates over it skips no guard."""
         self.holds: list[Hold] = [cursor_holds]
         self.trims: list[Trim] = []
         self.owner_of_topic: Callable[[Snapshot, str], str | None] = lambda snap, name: None
-        """The queue that a topic is a part of, which readers of all topics do not ask for; set by the queues."""
+        """Returns the queue that a topic belongs to; readers of all topics skip such topics.
+
+        The queues set this function.
+        """
         self.before_close: list[Callable[[], None]] = []
-        """The last chance of parts to act on an open journal."""
+        """The functions that parts run on the open journal before it closes."""
         self.workers: weakref.WeakSet[Worker] = weakref.WeakSet()
         self.closed = False
         self._closing = threading.Lock()
         self._close_begun = False
         self._pid = os.getpid()
         self.id = self._claim_store().id
-        """The store's own name: the same wherever, and under whatever address, the store is opened."""
+        """The store's own name, which is the same under every address of the store."""
 
     def __repr__(self) -> str:
         return f"<journal {self.engine.scheme}:{self.engine.location or ''}{' (closed)' if self.closed else ''}>"
@@ -141,13 +144,13 @@ class JournalCore:
         return record
 
     def begin(self) -> None:
-        """Takes up what an earlier process has left undone."""
+        """Continues work that an earlier process has left unfinished."""
         self.housekeeper.begin()
         self.indexer.begin()
 
     # ── what is stored ───────────────────────────────────────────────────────────────────────────────────────────────
     def topics(self) -> list[str]:
-        """The names of all topics, sorted."""
+        """Returns the names of all topics, sorted."""
         with self.engine.read() as snap:
             return list(topic_names(snap))
 
@@ -161,18 +164,18 @@ class JournalCore:
         return report
 
     def mark(self, name: str) -> int | None:
-        """The newest committed value of a mark."""
+        """Returns the newest committed value of a mark."""
         with self.engine.read() as snap:
             return read_mark(snap, name)
 
     def find_cause(self, id: str) -> Event | None:
-        """The event with an id, in whichever topic it is."""
+        """Returns the event with an id, in whichever topic it is."""
         with self.engine.read() as snap:
             return find_event(snap, id)
 
     # ── state ────────────────────────────────────────────────────────────────────────────────────────────────────────
     def run(self, apply: Callable[[Commit], T], *, relaxed: bool = False) -> T:
-        """Does something inside a group commit; see `WriteRequest`."""
+        """Runs a function inside a group commit; see `WriteRequest`."""
         return self.writer.run(WriteRequest(apply, relaxed=relaxed))
 
     def pressure(self) -> Pressure:
@@ -180,8 +183,9 @@ class JournalCore:
         return Pressure(self.writer.pending(), self.writer.capacity)
 
     def describe(self, queues: list[str], paused: list[str], gates: dict[str, list[str]]) -> Description:
-        """Returns the description of this journal: engine, location, size, durability, topics, and what the parts say
-        of theirs."""
+        """Returns the description of this journal: engine, location, size, durability, topics, and the facts of its
+        parts.
+        """
         engine = self.engine
         return Description(
             engine.scheme,
@@ -201,7 +205,7 @@ class JournalCore:
         )
 
     def flush(self) -> None:
-        """Returns when everything submitted so far is on disk, whatever the durability."""
+        """Waits until everything submitted so far is on disk, whatever the durability."""
         if not self.engine.read_only:
             self.writer.drain()
         with Shield(always_busy):
@@ -228,11 +232,11 @@ class JournalCore:
             from penstock.core.journal.upkeep.erasing import purge_erased
 
             purge_erased(self, erased)
-        if unreadable is not None:  # after all others have had their turn
+        if unreadable is not None:  # after all other waiting callers
             raise unreadable
 
     def resume_erasures(self) -> None:
-        """Ends the erasures that were cut off."""
+        """Completes interrupted erasures."""
         with self.engine.read() as snap:
             rows = list(snap.scan(keys.erasing_key(0), keys.prefix_end(keys.ERASING)))
         if rows:
@@ -246,8 +250,9 @@ class JournalCore:
 
     # ── ending ───────────────────────────────────────────────────────────────────────────────────────────────────────
     def close(self) -> None:
-        """Stops workers, commits what is pending, lets go of the store. A second call does nothing."""
-        if os.getpid() != self._pid:  # a forked child: the store, the threads and what is pending are the parent's
+        """Stops workers, commits pending submissions, and releases the store. A second call does nothing."""
+        # a forked child: the store, the threads and the pending submissions belong to the parent
+        if os.getpid() != self._pid:
             self.closed = True
             self.engine.close()
             return
@@ -260,13 +265,16 @@ class JournalCore:
         for step in self._steps_to_close():
             try:
                 step()
-            except BaseException as error:  # also an interrupt, or what a handler ended its worker with
+            except BaseException as error:  # also an interrupt, or the exception that ended a worker
                 failures.append(error)
         if failures:
             raise failures[0]
 
     def _steps_to_close(self) -> Iterator[Callable[[], None]]:
-        """In this order, and whatever happened to the one before: a failed step must not leave the store open."""
+        """Yields the steps of closing in order.
+
+        Each step runs even after a failed step, so that the store does not stay open.
+        """
         yield from self.before_close
         for worker in list(self.workers):
             yield worker.stop
@@ -279,7 +287,7 @@ class JournalCore:
         yield self.engine.close
 
     def _announce(self, touched: dict[str, int]) -> None:
-        """After every commit: wakes those who follow its topics, and counts for the threads in the background."""
+        """Wakes the followers of the topics of a commit, and counts the commit for the background threads."""
         try:
             self.indexer.commits += 1
             signals, measures = self.hub.signals, self.writer.measures
@@ -301,6 +309,6 @@ class JournalCore:
 
 
 def _shown_location(engine: Engine) -> str | None:
-    """A path, or the whole url of a store in a bucket."""
+    """Returns a path, or the whole url of a store in a bucket."""
     location = engine.location
     return f"{engine.scheme}:{location}" if location is not None and location.startswith("//") else location

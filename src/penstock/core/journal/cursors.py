@@ -1,4 +1,4 @@
-"""Cursors: how far each named consumer of a topic has come."""
+"""Cursors: the position that each named consumer of a topic has reached."""
 
 from __future__ import annotations
 
@@ -20,14 +20,17 @@ _moved = struct.Struct(">QQ")
 
 
 class TopicConsumer(msgspec.Struct, frozen=True):
-    """A consumer of a topic: how far it has come, and when its cursor last moved there."""
+    """A consumer of a topic: its position, and the time when its cursor last moved."""
 
     name: str
     position: int
     lag: int
-    """The number of events it has left to read."""
+    """The number of events that the consumer has left to read."""
     moved_at: datetime | None = None
-    """A consumer that lags and has not moved for long is dead, not slow. None when that was not written down."""
+    """The time when the cursor last moved: a consumer that lags and has not moved for long is dead, not slow.
+
+    None when the time is unknown.
+    """
 
 
 def read_cursor(snap: Snapshot, topic_id: int, consumer: str) -> int | None:
@@ -43,13 +46,13 @@ def read_cursors(snap: Snapshot, topic_id: int) -> dict[str, int]:
 
 
 def read_consumers(view: TopicView) -> list[TopicConsumer]:
-    """Returns every consumer with what is known of its cursor, by name."""
+    """Returns every consumer with its cursor, by name."""
     rows = view.snap.scan(*keys.topic_range(keys.CURSOR, view.topic_id))
     return _consumers(view, [(keys.stored_name(key[5:]), value) for key, value in rows])
 
 
 def read_consumer(view: TopicView, consumer: str) -> TopicConsumer | None:
-    """Returns one of them; None when it never committed."""
+    """Returns one consumer; None for a consumer that never committed."""
     value = view.snap.get(keys.cursor_key(view.topic_id, consumer))
     return None if value is None else _consumers(view, [(consumer, value)])[0]
 
@@ -61,13 +64,14 @@ def _consumers(view: TopicView, rows: list[tuple[str, bytes]]) -> list[TopicCons
 
 
 def _consumer(name: str, seq: int, lag: int, moved: bytes) -> TopicConsumer:
-    return TopicConsumer(name, seq, lag, from_ms(keys.unpack_seq(moved)) if moved else None)  # an old store: no time
+    # an older store, without the time
+    return TopicConsumer(name, seq, lag, from_ms(keys.unpack_seq(moved)) if moved else None)
 
 
 def move_cursor(commit: Commit, topic: str, consumer: str, seq: int, back: bool = False) -> TopicConsumer:
-    """Sets a cursor; only `back` lets it move to a smaller position. A position that is not written yet is refused.
+    """Sets a cursor; only with `back` it may move to a smaller position. A position that is not written yet is refused.
 
-    A position of a topic of this name that was dropped stands for the beginning of the one that is there.
+    A position of a dropped topic of this name stands for the beginning of the existing topic.
     """
     latest = commit.latest(topic)
     if seq > latest:
@@ -76,7 +80,7 @@ def move_cursor(commit: Commit, topic: str, consumer: str, seq: int, back: bool 
     view = TopicView(commit.tx, topic, TopicRecord(head.topic_id, head.settings), commit.now_ms)
     value = commit.tx.get(keys.cursor_key(head.topic_id, consumer))
     current = None if value is None else keys.unpack_seq(value[:8])
-    if seq and (not current or back):  # else it is after the beginning already
+    if seq and (not current or back):  # otherwise it is already after the beginning
         seq = max(seq, view.began())
     if value is None or current is None or seq > current or (back and seq != current):
         value, current = _moved.pack(seq, commit.now_ms), seq
@@ -97,7 +101,7 @@ def drop_cursor(commit: Commit, topic: str, consumer: str) -> bool:
 
 
 def slowest_cursor(commit: Commit, topic: str) -> tuple[str, int] | None:
-    """The consumer that is behind all others, and where: read once for as long as it does not move."""
+    """Returns the slowest consumer and its position, which is read once as long as it does not move."""
     head = commit.head(topic)
     if head is None:
         return None

@@ -40,12 +40,14 @@ class Description(msgspec.Struct, frozen=True):
     writer_capacity: int
     gates: dict[str, list[str]] = {}
     requests: dict[str, dict[str, int]] = {}
-    """Requests to an object store since it was opened: cause → kind → number; the kind `bytes` is what they brought."""
+    """The requests to an object store since it was opened: cause → kind → number; the kind `bytes` counts the stored
+    bytes.
+    """
     objects: dict[str, int] = {}
-    """The number of objects an object store holds of the journal, by what they are for."""
+    """The number of the journal's objects in an object store, by purpose."""
     unstored_seconds: float = 0.0
-    """For how long a commit that no caller waited for is in this process's memory only."""
+    """The seconds for which an unsynced commit has been only in this process's memory."""
     writer: str | None = None
-    """Who holds the lease of a journal in an object store."""
+    """The holder of the lease of a journal in an object store."""
     paused: list[str] = []
-    """The queues that hand nothing out, and QUEUE/GROUP where only a group is paused."""
+    """The paused queues, and QUEUE/GROUP where only a group is paused."""

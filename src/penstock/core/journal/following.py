@@ -1,4 +1,4 @@
-"""Subscriptions: a topic's history, then what comes, by reading the log whenever something new was signalled.
+"""Subscriptions: a topic's history, then new events, by reading the log at every signal.
 
 A subscription keeps a position, not a channel, so nothing is lost between history and live, nothing comes twice, and a
 slow subscriber simply reads on from where it is. `on_lag` only matters to a subscriber that has caught up once. A
@@ -30,7 +30,7 @@ _READ_AHEAD = 1024
 
 
 class LocalSubscription(ReadingAhead, Subscription):
-    """Events after a position as they come: iterate it (also with `async for`), or ask for the `next` one."""
+    """A subscription to the events after a position: iterate over it (also with `async for`), or call `next`."""
 
     def __init__(
         self,
@@ -52,13 +52,13 @@ class LocalSubscription(ReadingAhead, Subscription):
         self._position = log.latest if after == "latest" else after
         self._wanted = wanted
         self._read_through = self._position
-        """The position through which the topic was read; events in between that were not chosen are behind."""
+        """The position through which the topic was read, including events that were not chosen."""
         self.missed = 0
-        """Events skipped so far, with on_lag="drop"."""
+        """The number of events skipped so far, with on_lag="drop"."""
 
     @property
     def position(self) -> int:
-        """The position of the last event handed out (or skipped): subscribe after it to go on elsewhere."""
+        """The position of the last event that was returned (or skipped): subscribe after it to continue elsewhere."""
         return self._position
 
     # ── reading ──────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -78,7 +78,7 @@ class LocalSubscription(ReadingAhead, Subscription):
         self._position = event.seq
 
     def _begin(self, view: TopicView | None) -> int:
-        """Returns the position after which a search goes on: later when the subscriber may lag no further."""
+        """Returns the position after which a search continues, which is later when the subscriber lags too far."""
         if view is not None and self._on_lag != "catch_up" and self._live:
             self._mind_the_lag(view)
         return self._position
@@ -98,7 +98,7 @@ class LocalSubscription(ReadingAhead, Subscription):
 
     def _skip_to(self, view: TopicView, position: int) -> None:
         trimmed = view.trimmed()
-        if trimmed > self._position:  # compaction was faster still: these are gone for good
+        if trimmed > self._position:  # compaction was faster: these events are permanently gone
             self.missed += trimmed - self._position
             self._position = trimmed
         if position > self._position:
@@ -107,17 +107,21 @@ class LocalSubscription(ReadingAhead, Subscription):
 
 
 SEARCHED = 4096
-"""Fewer positions than this are read block by block also for an entity or tags: the index would cost more."""
+"""Fewer positions than this are read block by block, even for an entity or tags: the index would cost more."""
 STEP = 65_536
-"""Positions that one snapshot is searched through: none is held long, however few events are chosen."""
+"""The number of positions that are searched in one snapshot, so that no snapshot is held long, however few events
+are chosen.
+"""
 
 
 def search(
     log: TopicLog, wanted: EventQuery, after: int, limit: int, begin: Callable[[TopicView | None], int] | None = None
 ) -> tuple[list[Event], int, bool]:
-    """The next wanted events after a position, how far that went, and whether to the topic's end: one step of a search.
+    """Runs one step of a search.
 
-    `begin` may say, once the topic (or that there is none) is seen, that the search begins later.
+    Returns the next wanted events after a position, the reached position, and whether it is the topic's end.
+
+    `begin` sees the topic (or None) and may move the beginning of the search to a later position.
     """
     core = log.core
     with core.engine.read() as snap:
@@ -128,7 +132,8 @@ def search(
         if view is None or after >= latest:
             return [], after, True
         view.check_not_trimmed(after)
-        after = max(after, view.trimmed())  # a step of positions that are all gone would end where nothing may begin
+        # a step over removed positions alone would end at a position where no step may begin
+        after = max(after, view.trimmed())
         through = latest if wanted.indexed else min(latest, after + STEP)
         if wanted.indexed and through - after > SEARCHED:
             found = indexed_events(core.index.open(view), wanted, after, None, through, reverse=False)

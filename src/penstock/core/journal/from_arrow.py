@@ -1,4 +1,4 @@
-"""From Arrow record batches to blocks: columns become columns, no row is looked at alone.
+"""From Arrow record batches to blocks, column by column, without a look at single rows.
 
 Rows are in canonical columns: topic, kind, payload (text or bytes), binary, key, scope, correlation, causation,
 tags (as one text), headers, occurred_at, and those of `RowOptions`; all but kind and payload may be missing. The blocks
@@ -40,17 +40,17 @@ except ImportError as error:  # pragma: no cover - the extra is there in develop
 
 
 BLOCK_PAYLOAD = 4 * BLOCK_BYTES
-"""Payload bytes of one block at the most, unless a single payload is larger: as for a large append."""
+"""The most payload bytes of one block, unless a single payload is larger, as for a large append."""
 _Bounds = NDArray[np.int32]
 _NO_ID = bytes(10)
 _SAMPLE = 256
 _values = msgspec.json.Decoder(msgspec.Raw)
 _objects: msgspec.json.Decoder[object] = msgspec.json.Decoder(type("_Object", (msgspec.Struct,), {}, gc=False))
-"""Reads an object and keeps nothing of it: twice as fast as keeping its bytes."""
+"""Decodes an object and keeps nothing of it, which is twice as fast as keeping its bytes."""
 
 
 def blocks(rows: pa.RecordBatch) -> Iterator[tuple[str, Wire]]:
-    """The blocks of rows, topic by topic; ConfigError when a row cannot be an event."""
+    """Yields the blocks of rows, topic by topic; ConfigError when a row cannot be an event."""
     names = rows.column("topic")
     if names.null_count:
         raise ConfigError("the column topic is null in a row; it says where the row goes")
@@ -68,7 +68,7 @@ def blocks(rows: pa.RecordBatch) -> Iterator[tuple[str, Wire]]:
 
 
 def wire_of(rows: pa.RecordBatch, *, trusted: bool = False) -> Wire:
-    """Returns a block of all rows; `trusted` ones were events before and need no look at what is in them."""
+    """Returns a block of all rows; `trusted` rows were events before, and their contents need no check."""
     count = rows.num_rows
     kinds, codes = _kinds(rows.column("kind"))
     payload = rows.column("payload")
@@ -96,7 +96,7 @@ def wire_of(rows: pa.RecordBatch, *, trusted: bool = False) -> Wire:
 
 
 def packed_tags(column: pa.ListArray) -> pa.StringArray:
-    """Returns the stored text of each list of tags, which are an event's tags already: each once and in order."""
+    """Returns the stored text of each list of tags; the tags of a list are already distinct and sorted."""
     packed = pc.binary_join_element_wise(TAG_END, pc.binary_join(column, TAG_END), TAG_END, "")
     return pc.if_else(pc.greater(pc.list_value_length(column), 0), packed, None)
 
@@ -121,7 +121,9 @@ def _data(column: pa.Array, bounds: _Bounds) -> memoryview:
 
 
 def _ints(values: NDArray[np.integer]) -> Ints:
-    """Non-negative numbers as a block keeps them: one number when all are the same, else in the narrowest width."""
+    """Returns non-negative numbers as a block keeps them: one number when all are the same, else in the narrowest
+    width.
+    """
     high = int(values.max())
     if int(values.min()) == high:
         return high
@@ -140,7 +142,7 @@ def _kinds(column: pa.Array) -> tuple[list[str], Ints]:
 
 
 def _text(column: pa.Array, name: str, *, checked: bool = True) -> Text:
-    """A column of optional strings; as a dictionary where few values repeat."""
+    """Returns a column of optional strings; as a dictionary where few values repeat."""
     count = len(column)
     if checked:
         sizes = pc.min_max(pc.binary_length(column))
@@ -163,7 +165,10 @@ def _text(column: pa.Array, name: str, *, checked: bool = True) -> Text:
 
 
 def _repeats(column: pa.Array) -> bool:
-    """Returns True if values may repeat often enough for a dictionary: a sample saves making one in vain."""
+    """Returns True if values may repeat often enough for a dictionary.
+
+    It checks a sample, which saves making a dictionary in vain.
+    """
     count = len(column)
     if count <= 4 * _SAMPLE:
         return True
@@ -190,7 +195,7 @@ def _headers(column: pa.Array) -> Headers | None:
 
 
 def _times(column: pa.Array) -> SignedInts | None:
-    """Milliseconds; a row without a time gets that of its writing."""
+    """Returns the times in milliseconds; a row without a time gets the time of its commit."""
     if column.null_count == len(column):
         return None
     if column.null_count:
@@ -202,7 +207,7 @@ def _times(column: pa.Array) -> SignedInts | None:
 
 
 def _check_json(payload: pa.Array, data: memoryview, bounds: _Bounds) -> None:
-    """ConfigError when a payload is not one JSON value: no reader could read it later."""
+    """Raises ConfigError when a payload is not one JSON value, because no reader could read it later."""
     if _all_objects(payload, data, bounds):
         return
     starts = (bounds - bounds[0]).tolist()
@@ -218,12 +223,13 @@ def _check_json(payload: pa.Array, data: memoryview, bounds: _Bounds) -> None:
 
 
 def _all_objects(payload: pa.Array, data: memoryview, bounds: _Bounds) -> bool:
-    """Returns True if every payload is one JSON object or array, found out for all at once; False may also mean: cannot
-    tell.
+    """Returns True if every payload is one JSON object or array, by one check of all payloads; False may also mean
+    unknown.
 
-    They are read as lines. Where one ends in a bracket and the next begins with one, no value can reach across the
-    line's end: inside a container a comma would be missing, and a text cannot hold a line's end. So each line holds
-    whole values, at least one, and there are as many values as lines only if each line holds exactly one.
+    The payloads are read as lines. When a line ends in a bracket and the next line begins with a bracket, no value can
+    reach across the end of the line: a container would lack a comma there, and a text cannot contain an end of line. So
+    each line holds whole values, at least one. The number of values equals the number of lines only if each line holds
+    exactly one value.
     """
     count = len(payload)
     if not (np.diff(bounds) > 1).all():

@@ -1,4 +1,4 @@
-"""The key layout: what lies where in the engine's ordered map.
+"""The key layout: the rows in the engine's ordered map.
 
     m                         the store: format, id (msgpack)
     i                         the next topic's id
@@ -94,11 +94,11 @@ MAX_BUCKET = (1 << 32) - 1
 
 
 TopicId = Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)]
-"""A topic's id, which fits into a key; a stored record that says otherwise is damaged."""
+"""A topic's id, which fits into a key; a stored record with another number is damaged."""
 StoredPosition = Annotated[int, msgspec.Meta(ge=0, le=MAX_POSITION)]
 
 block_key: Callable[[int, int], bytes] = partial(_block.pack, BLOCK)
-"""The key of a topic's block by its first position; every commit makes one, so it is no function of Python's."""
+"""The key of a topic's block by its first position. Every commit makes such a key, so this is not a Python function."""
 
 
 summary_key: Callable[[int, int], bytes] = partial(_block.pack, SUMMARY)
@@ -108,7 +108,7 @@ leaves_key: Callable[[int, int], bytes] = partial(_block.pack, LEAVES)
 
 
 def block_first(key: bytes) -> int:
-    """The first position of the block, or of the hashes, under a key."""
+    """Returns the first position of the block, or of the hashes, under a key."""
     try:
         return _seq.unpack_from(key, 5)[0]  # type: ignore[no-any-return]
     except struct.error:
@@ -128,7 +128,7 @@ def seals_key(topic: int) -> bytes:
 
 
 def topic_range(prefix: bytes, topic: int) -> tuple[bytes, bytes]:
-    """Every row of a topic under a prefix that its id follows."""
+    """Returns the range of a topic's rows under a prefix that the topic's id follows."""
     return _topic.pack(prefix, topic), _topic.pack(prefix, topic + 1)
 
 
@@ -136,14 +136,14 @@ dropped_key: Callable[[int], bytes] = partial(_topic.pack, DROPPED)
 
 
 def dropped_topic(key: bytes) -> int:
-    """The id of the topic that a dropped topic's key names."""
+    """Returns the id of the topic that a dropped topic's key names."""
     if len(key) != _topic.size:
         raise Corrupt(f"the key of a dropped topic has {len(key)} bytes, and should have {_topic.size}")
     return int.from_bytes(key[1:])
 
 
 def topic_of(key: bytes) -> int:
-    """The id of the topic in a key that begins with a prefix and that id."""
+    """Returns the id of the topic in a key that begins with a prefix and that id."""
     return int.from_bytes(key[1:5])
 
 
@@ -160,17 +160,17 @@ ID_BITS = 0xFFF << 32
 
 
 def id_bits(name: str) -> int:
-    """The bits that the ids of a topic's events have in common."""
+    """Returns the bits that the ids of a topic's events have in common."""
     return zlib.crc32(name.encode()) >> 20 << 32
 
 
 def hashed_topic(name: str, topic: int) -> bytes:
-    """Two bytes of a hash of a topic's name, which the ids of its events carry too, and its id."""
+    """Returns two bytes of a hash of a topic's name, which the ids of its events carry too, and its id."""
     return _hashed_topic.pack(id_bits(name) >> 32, topic)
 
 
 def hashed_topic_id(topic: bytes) -> int:
-    """The id in a hashed topic."""
+    """Returns the id in a hashed topic."""
     return int.from_bytes(topic[-4:])
 
 
@@ -192,12 +192,12 @@ def dedup_key(topic: int, bucket: int, dedup: str) -> bytes:
 
 
 def windows_key(topic: int) -> bytes:
-    """The record of the dedup windows that a topic had before, after all its buckets."""
+    """Returns the key of the record of a topic's earlier dedup windows, which follows all its buckets."""
     return _dedup.pack(DEDUP, topic, MAX_BUCKET)
 
 
 def dedup_range(topic: int, stop_bucket: int) -> tuple[bytes, bytes]:
-    """Every dedup key in buckets before `stop_bucket`."""
+    """Returns the range of the dedup keys in buckets before `stop_bucket`."""
     return _topic.pack(DEDUP, topic), _dedup.pack(DEDUP, topic, stop_bucket)
 
 
@@ -206,7 +206,7 @@ def mark_key(name: str) -> bytes:
 
 
 def staged_key(batch: bytes) -> bytes:
-    """The record of a batch that is not published; its name is 16 bytes."""
+    """Returns the key of the record of an unpublished batch; its name is 16 bytes."""
     return STAGED + batch
 
 
@@ -223,7 +223,7 @@ def piece_range(batch: bytes, piece: int) -> tuple[bytes, bytes]:
 
 
 def batch_range(batch: bytes) -> tuple[bytes, bytes]:
-    """Every block of a batch."""
+    """Returns the range of the blocks of a batch."""
     return APART + batch, APART + batch + b"\xff" * 9
 
 
@@ -238,7 +238,7 @@ def unpack_seq(value: bytes) -> int:
 
 
 def stored_name(raw: bytes) -> str:
-    """The name in a key; Corrupt when it is no text, which only damage makes of it."""
+    """Returns the name in a key; raises Corrupt when it is no text, which only damage can cause."""
     try:
         return raw.decode()
     except UnicodeDecodeError as error:
@@ -246,7 +246,7 @@ def stored_name(raw: bytes) -> str:
 
 
 def stored(decode: Callable[[bytes], T], value: bytes, what: str) -> T:
-    """Returns the decoded value of a row; Corrupt when it does not decode, which only damage makes of it."""
+    """Returns the decoded value of a row; raises Corrupt when it does not decode, which only damage can cause."""
     try:
         return decode(value)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -254,17 +254,16 @@ def stored(decode: Callable[[bytes], T], value: bytes, what: str) -> T:
 
 
 def with_checksum(body: bytes) -> bytes:
-    """A row's bytes and their CRC-32."""
+    """Returns a row's bytes followed by their CRC-32."""
     return body + zlib.crc32(body).to_bytes(4)
 
 
 def without_checksum(value: bytes) -> memoryview | None:
-    """Returns the value that `with_checksum` was given; None when the checksum is another, which only damage makes of
-    it."""
+    """Returns the value that `with_checksum` got; None when the checksum differs, which only damage can cause."""
     body = memoryview(value)[:-4]
     return body if len(value) >= 4 and zlib.crc32(body) == int.from_bytes(value[-4:]) else None
 
 
 def prefix_end(prefix: bytes) -> bytes:
-    """The smallest key after every key that begins with `prefix` (whose last byte is not 255)."""
+    """Returns the smallest key after every key that begins with `prefix` (whose last byte is not 255)."""
     return prefix[:-1] + bytes([prefix[-1] + 1])

@@ -1,4 +1,4 @@
-"""The topics that may hold an event, or events of a cause or correlation: found without asking each of them.
+"""Finds the topics that may hold an event, or events of a cause or correlation, without asking every topic.
 
     N hashed topic            a topic's name; N alone: every topic has such a row
     A hashed topic            a topic with events whose ids were given elsewhere: copies
@@ -33,14 +33,14 @@ from penstock.errors import Corrupt
 from penstock.limits import MERGED_BYTES, UNFOLDED_TOPICS
 
 _STEP_ROWS = 256
-"""Rows that one commit of folding writes."""
+"""The rows that one commit of folding writes."""
 _STEP_BYTES = 16 * MERGED_BYTES
-"""The bytes of a topic that are read before its hashes are written, about."""
+"""The approximate bytes of a topic that are read before its hashes are written."""
 
 
 # ── looking ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 def find_event(snap: Snapshot, id: str, now_ms: int | None = None) -> Event | None:
-    """The event with an id, in whichever topic it is; for a reader who says what time it is, none that is too old."""
+    """Returns the event with an id, in any topic. With `now_ms`, events past their topic's `max_age` are not found."""
     number = parse_id(id)
     if number is None:
         return None
@@ -63,7 +63,7 @@ def _topics_of_id(snap: Snapshot, number: int) -> Iterator[str]:
 
 
 def topics_naming(snap: Snapshot, id: str) -> list[str]:
-    """The topics that may have events whose cause or correlation this is."""
+    """Returns the topics that may have events with this cause or correlation."""
     if snap.get(keys.NAME) is None:
         return list(topic_names(snap))
     begin = keys.CAUSAL + _hash(id)
@@ -71,13 +71,13 @@ def topics_naming(snap: Snapshot, id: str) -> list[str]:
 
 
 def _topics(snap: Snapshot, prefix: bytes) -> Iterator[bytes]:
-    """The topics under a prefix."""
+    """Yields the topics under a prefix."""
     for key, _ in snap.scan(prefix, prefix + b"\xff" * 7):
         yield key[len(prefix) :]
 
 
 def _names_of(snap: Snapshot, topics: Iterable[bytes]) -> Iterator[str]:
-    """The names of topics, as far as they are still there."""
+    """Yields the names of topics that still exist."""
     for topic in topics:
         name = snap.get(keys.NAME + topic)
         if name is not None:
@@ -90,33 +90,33 @@ def _hash(text: str) -> bytes:
 
 # ── folding ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 def is_crowded(snap: Snapshot) -> bool:
-    """Returns True if so many topics are unfolded that asking each of them would be felt."""
+    """Returns True if so many topics are unfolded that asking each of them would be slow."""
     return sum(1 for _ in _topics(snap, keys.UNFOLDED)) > UNFOLDED_TOPICS
 
 
 class _Unfolded(NamedTuple):
-    """The causes and correlations of several events that were not noted yet."""
+    """The causes and correlations of several events that are not indexed yet."""
 
     topic: bytes
     name: str
     last: int
-    """The position of the last of them."""
+    """The position of the last of these events."""
     more: bool
-    """True if others follow, which are read the next time."""
+    """True if further events follow, which are read the next time."""
     hashes: list[bytes]
 
 
 class CausalNotes:
-    """Notes which topics have events of a cause or correlation, in small commits that need not be on disk."""
+    """The index of the topics of causes and correlations, written in small commits that need not be synced."""
 
     def __init__(self, writer: Writer, stopped: Callable[[], bool], breathe: Callable[[], None]) -> None:
         self._engine, self._writer = writer.engine, writer
         self._stopped, self._breathe = stopped, breathe
         self._swept = keys.CAUSAL
-        """The key through which notes were searched for notes that are of no use any more."""
+        """The key through which notes were searched for useless notes."""
 
     def fold(self) -> None:
-        """Notes what unfolded topics name, if they are many, and forgets notes of events that are gone."""
+        """Folds unfolded topics, if they are many, and removes notes of events that are gone."""
         with self._engine.read() as snap:
             topics = list(_topics(snap, keys.UNFOLDED)) if is_crowded(snap) else []
         while topics and not self._stopped():
@@ -132,17 +132,19 @@ class CausalNotes:
             topics[:0] = [some.topic for some in found if some.more]
 
     def _read(self, topics: list[bytes]) -> list[_Unfolded]:
-        """Reads the next events of topics, which it takes off the list, until there are hashes for a commit."""
+        """Reads the next events of topics until there are hashes for a commit, and removes these topics from the
+        list.
+        """
         found: list[_Unfolded] = []
         with self._engine.read() as snap:
             while topics and sum(len(one.hashes) for one in found) < _STEP_ROWS:
-                with suppress(Corrupt):  # it stays unfolded: a reader finds the damage
+                with suppress(Corrupt):  # the topic stays unfolded: a reader reports the damage
                     found += _unfolded(snap, topics.pop(0))
                 self._breathe()
         return found
 
     def _sweep(self, count: int) -> None:
-        """Looks some notes over."""
+        """Checks some notes and removes useless notes."""
         trimmed: dict[bytes, int] = {}
         gone: list[tuple[bytes, bytes]] = []
         with self._engine.read() as snap:
@@ -165,7 +167,7 @@ def _unfolded(snap: Snapshot, topic: bytes) -> Iterator[_Unfolded]:
     folded."""
     name, since = next(_names_of(snap, [topic]), ""), snap.get(keys.UNFOLDED + topic)
     view = TopicView.open(snap, name)
-    # Where compaction removes single events no note could ever be forgotten: such a topic is always asked.
+    # Where compaction removes single events, notes could never be removed, so every search asks such a topic.
     if view is None or since is None or view.record.settings.by_key:
         return
     hashes: set[bytes] = set()
@@ -193,12 +195,12 @@ def _put(commit: Commit, notes: Sequence[tuple[bytes, bytes]]) -> None:
 
 def _forget(commit: Commit, notes: Sequence[tuple[bytes, bytes]]) -> None:
     for key, value in notes:
-        if commit.tx.get(key) == value:  # else it was noted anew
+        if commit.tx.get(key) == value:  # otherwise it was noted anew
             commit.tx.delete(key)
 
 
 def _advance(commit: Commit, found: Sequence[_Unfolded]) -> None:
-    """Says through which positions topics are folded."""
+    """Stores the positions through which topics are folded."""
     for some in found:
         head, key = commit.head(some.name), keys.UNFOLDED + some.topic
         if head is None or head.topic_id != keys.hashed_topic_id(some.topic):
@@ -211,7 +213,7 @@ def _advance(commit: Commit, found: Sequence[_Unfolded]) -> None:
 
 
 def list_topics(writer: Writer) -> None:
-    """In a store of an earlier version: gives every topic its rows, so that those listed are all there are."""
+    """Gives every topic of a store of an earlier version its rows, so that the list of topics is complete."""
     with writer.engine.read() as snap:
         if snap.get(keys.NAME) is not None:
             return

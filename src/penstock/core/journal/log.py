@@ -1,4 +1,4 @@
-"""A topic's log, for the layers: what is appended is prepared here, and what is stored is asked for here."""
+"""A topic's log for the layers above: prepares appends, and answers questions about stored events."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ T = TypeVar("T")
 
 
 class TopicLog:
-    """A topic of an open journal: the core and a name. What it is asked is not checked again."""
+    """A topic of an open journal: the core and a name. Arguments are not checked again."""
 
     __slots__ = ("core", "name")
 
@@ -55,7 +55,7 @@ class TopicLog:
         return prepare_one(kind, payload)
 
     def prepare_many(self, drafts: Iterable[Draft], find_cause: FindCause | None = None) -> PreparedBatch:
-        """Does the same for several events."""
+        """Checks and encodes several events, and asks the gates and fences that may refuse them."""
         core = self.core
         if core.guards:
             drafts = check_items(drafts, "drafts")
@@ -64,19 +64,19 @@ class TopicLog:
         return prepare(drafts, self.name, find_cause or core.find_cause)
 
     def prepare_plain(self, drafts: Sequence[PlainDraft]) -> PreparedBatch:
-        """Does the same for several events that say no more than most do, with less work for each."""
+        """Checks and encodes several plain events, with less work for each."""
         if self.core.guards or trace_headers() is not None:
             return self.prepare_many(one.draft() for one in drafts)
         kinds, payloads = [one.kind for one in drafts], [one.payload for one in drafts]
         return sized_batch(plain_columns(kinds, payloads, [one.key for one in drafts]))
 
     def appending(self, batch: PreparedBatch) -> WriteRequest[list[Receipt]]:
-        """The append of a batch, for the writer."""
+        """Returns the append of a batch, for the writer."""
         return WriteRequest(Commit.append, batch.size, (self.name, batch))
 
     # ── reading ──────────────────────────────────────────────────────────────────────────────────────────────────────
     def ask(self, question: Callable[[TopicView], T], otherwise: T) -> T:
-        """Asks the newest committed state; a topic that was never written to answers `otherwise`."""
+        """Asks a question of the newest committed state; returns `otherwise` for a topic that was never written to."""
         with self.core.engine.read() as snap:
             record = load_record(snap, self.name)
             if record is None:
@@ -96,11 +96,11 @@ class TopicLog:
         return self.ask(TopicView.oldest, 0)
 
     def get(self, seq: int) -> Event | None:
-        """The event at a position, or None."""
+        """Returns the event at a position, or None."""
         return self.ask(lambda view: view.get(seq), None)
 
     def read(self, query: EventQuery = EVERYTHING) -> Iterator[Event]:
-        """Streams the wanted events of one snapshot, which is taken when the first is asked for."""
+        """Streams the wanted events of one snapshot, which is taken when the first event is requested."""
         with self.core.engine.read() as snap:
             view = TopicView.open(snap, self.name, self.core.clock.now_ms())
             if view is not None:

@@ -1,9 +1,9 @@
 """Copying a whole journal into another store, whatever the engines: row by row, so that nothing is translated.
 
-Positions, ids, cursors, queues, snapshots and marks are rows, so a copy has them all. A first pass copies what is there
-while the journal is in use, a second what was written meanwhile; then every row is compared. Until that is done the
-target says that it is unfinished, and cannot be opened as a journal. A copy that was interrupted goes on: rows that are
-there already are only compared.
+Positions, ids, cursors, queues, snapshots and marks are rows, so a copy has all of them. A first pass copies the rows
+while the journal is in use, a second pass copies newer rows; then every row is compared. Until this is done the target
+is marked as unfinished, and cannot be opened as a journal. An interrupted copy continues: existing rows are only
+compared.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Row = tuple[bytes, bytes]
 
 
 class CopyReport(msgspec.Struct, frozen=True):
-    """The work that a copy found: rows and bytes in all, and how many of the rows had to be written."""
+    """The result of a copy: all rows and bytes, and the number of rows that had to be written."""
 
     rows: int
     size_bytes: int
@@ -34,13 +34,13 @@ class CopyReport(msgspec.Struct, frozen=True):
 
 
 def copy_store(source: Engine, store_id: str, target: Engine, progress: Progress | None = None) -> CopyReport:
-    """Makes `target` hold what `source` holds; ConfigError when it holds something else already."""
+    """Makes `target` a copy of `source`; raises ConfigError when it holds something else already."""
     claim = _UnfinishedMark(target, store_id)
     claim.begin()
-    tell = _ProgressMeter(0 if progress is None else source.size(), progress)  # of a bucket it takes many requests
+    tell = _ProgressMeter(0 if progress is None else source.size(), progress)  # for a bucket this takes many requests
     written = 0
-    for _ in range(2):  # the second pass is short: what was written during the first
-        source.catch_up()  # a reader of a bucket may be behind what its writer has acknowledged
+    for _ in range(2):  # the second pass is short: it copies the rows that were written during the first pass
+        source.catch_up()  # a reader of a bucket may be behind the acknowledged commits of its writer
         with source.read() as wanted:
             written += _write_differences(wanted, claim, tell)
             tell.rest()
@@ -53,7 +53,7 @@ def copy_store(source: Engine, store_id: str, target: Engine, progress: Progress
 
 
 def check_finished(snapshot: Snapshot, location: str | None) -> None:
-    """ConfigError when a store is a copy that was not finished."""
+    """Raises ConfigError when a store is a copy that was not finished."""
     if snapshot.get(keys.COPYING) is not None:
         raise ConfigError(
             f"{location} is an unfinished copy of another journal: run the same `penstock copy` again to finish it"
@@ -61,14 +61,16 @@ def check_finished(snapshot: Snapshot, location: str | None) -> None:
 
 
 class _UnfinishedMark:
-    """A target that is unfinished, and of one journal: only as long as it says so may a copy change it."""
+    """The mark of an unfinished target of one journal: a copy may change the target only as long as the mark exists."""
 
     def __init__(self, target: Engine, store_id: str) -> None:
         self.target = target
         self._mark = store_id.encode()
 
     def begin(self) -> None:
-        """Marks an empty store; in the transaction that finds it empty, because another process may make a journal."""
+        """Marks an empty store, in the transaction that finds it empty, because another process may make a journal
+        there.
+        """
         where = self.target.location
         with self.target.write() as tx:
             claimed = tx.get(keys.COPYING)
@@ -80,7 +82,7 @@ class _UnfinishedMark:
                 raise ConfigError(f"{where} is an unfinished copy of another journal than this one")
 
     def check(self, snapshot: Snapshot) -> None:
-        """ConfigError when another copy has finished it: it may be in use since, and hold more than its source."""
+        """Raises ConfigError when another copy has finished the target, which may be in use since then."""
         if snapshot.get(keys.COPYING) != self._mark:
             raise ConfigError(
                 f"{self.target.location} was finished by another copy of this journal while this one was under way; "
@@ -89,7 +91,7 @@ class _UnfinishedMark:
 
 
 class _ProgressMeter:
-    """Tells how many bytes are done, of an estimate that is corrected when it proves wrong."""
+    """A progress counter: the copied bytes, of an estimate that is corrected when it proves wrong."""
 
     def __init__(self, total: int, progress: Progress | None) -> None:
         self._done, self._total, self._progress = 0, max(1, total), progress
@@ -101,13 +103,13 @@ class _ProgressMeter:
             self._progress(self._done, self._total)
 
     def rest(self) -> None:
-        """Everything is there: the estimate was the size on disk, which is not that of the rows."""
+        """Reports the rest as copied: the estimate was the size on disk, which differs from the size of the rows."""
         self._total = max(1, self._done)
         self.add(0)
 
 
 def _write_differences(wanted: Snapshot, claim: _UnfinishedMark, tell: _ProgressMeter) -> int:
-    """Writes what the target lacks or has otherwise, and removes what it should not have."""
+    """Writes rows that the target lacks or has with other values, and removes rows that it should not have."""
     written = 0
     changes: list[tuple[bytes, bytes | None]] = []
     waiting = seen = 0
@@ -131,7 +133,9 @@ _SAME = b"\0same"
 
 
 def _differences(wanted: Iterator[Row], present: Iterator[Row]) -> Iterator[tuple[bytes, bytes | None]]:
-    """Every key of either: with the value it should have, None when it should go, `_SAME` when it is right."""
+    """Yields every key of either store: with its right value, None for a key that must be removed, `_SAME` for an
+    equal row.
+    """
     want, have = next(wanted, None), next(present, None)
     while want is not None or have is not None:
         if have is None or (want is not None and want[0] < have[0]):
@@ -163,7 +167,7 @@ def _write(claim: _UnfinishedMark, changes: list[tuple[bytes, bytes | None]]) ->
 
 
 def _compare(wanted: Snapshot, claim: _UnfinishedMark) -> tuple[int, int]:
-    """Reads both again and compares every row; Corrupt when they differ."""
+    """Reads both stores again and compares every row; raises Corrupt when they differ."""
     rows = size = 0
     with claim.target.read() as present:
         claim.check(present)

@@ -1,4 +1,4 @@
-"""Who holds what lasts "until the process ends" (a lease, an exclusive fence), and whether that process is still there.
+"""The owners of leases and fences that last "until the process ends", and whether their process still runs.
 
 An owner is one open journal, or one fence, of one process: `token:pid:start`, with the process's start time, because
 pids are reused.
@@ -12,12 +12,12 @@ from functools import cache
 from penstock.core.engine.base import process_stat
 
 _open: set[str] = set()
-# What a child inherits are its parent's journals, which may be gone while it lives on.
+# A child inherits its parent's journals, which may be gone while the child still runs.
 os.register_at_fork(after_in_child=_open.clear)
 
 
 def new_owner() -> str:
-    """A name for what is being opened."""
+    """Returns a new owner's name."""
     pid = os.getpid()
     owner = f"{os.urandom(6).hex()}:{pid}:{_started(pid)}"
     _open.add(owner)
@@ -26,22 +26,22 @@ def new_owner() -> str:
 
 @cache
 def this_host() -> str:
-    """The name of this machine."""
+    """Returns the name of this machine."""
     return os.uname().nodename
 
 
 def this_process() -> str:
-    """The name of a worker that was given none: machine and process."""
+    """Returns the default name of a worker: machine and process."""
     return f"{this_host()}:{os.getpid()}"
 
 
 def retire_owner(owner: str) -> None:
-    """It is closed: what it held endlessly is free."""
+    """Notes that an owner is closed; its endless leases are free."""
     _open.discard(owner)
 
 
 def is_alive(owner: str) -> bool:
-    """Returns True if what has this name is still open, as far as this machine can tell."""
+    """Returns True if the owner of this name is still open, as far as this machine can tell."""
     if owner in _open:
         return True
     try:
@@ -64,7 +64,7 @@ def _started(pid: int) -> str:
     """Returns the time when a process started, in the kernel's own ticks; empty where the system does not say, or when
     it has ended.
 
-    One that has ended is listed until its parent asks for its result.
+    An ended process is listed until its parent asks for its result.
     """
     found = process_stat(pid)
     return "" if not found or found[0] in "ZX" else found[19]

@@ -1,4 +1,4 @@
-"""Drafts to columns: everything a call can get wrong is found here, in the caller's thread, before anything waits.
+"""From drafts to columns: wrong arguments are found here, in the caller's thread, before the call waits.
 
 A `PreparedBatch` holds the events that one call appends to one topic. Options that need the store (dedup keys, expected
 generations, causes within the batch) stay beside the columns, and the commit decides them.
@@ -35,7 +35,7 @@ from penstock.errors import ConfigError
 from penstock.limits import MAX_BATCH_BYTES, MAX_PAYLOAD_BYTES, MAX_POSITION
 
 FindCause = Callable[[str], Event | None]
-"""Finds the event a cause given as text names, wherever in the journal it is."""
+"""Finds the event that a cause given as text names, anywhere in the journal."""
 
 _BYTES_LIKE = (bytes, bytearray, memoryview)
 
@@ -71,7 +71,9 @@ _known_kinds: set[str] = set()
 
 
 def make_draft(kind: object, payload: object, fields: Mapping[str, Any]) -> Draft:
-    """A draft from a call's arguments; ConfigError names one that is misspelt, and the nearest that is known."""
+    """Returns a draft from a call's arguments; a ConfigError names a misspelt argument and the nearest known
+    argument.
+    """
     try:
         return Draft(kind, payload, **fields)
     except TypeError as error:
@@ -83,7 +85,7 @@ def make_draft(kind: object, payload: object, fields: Mapping[str, Any]) -> Draf
 
 
 def prepare_one(kind: object, payload: object) -> PreparedBatch:
-    """The batch of one event with nothing but a kind and a payload."""
+    """Returns the batch of one event with only a kind and a payload."""
     if kind.__class__ is not str:
         return prepare((Draft(kind, payload),), None, None)
     if kind not in _known_kinds:
@@ -100,7 +102,7 @@ def prepare_one(kind: object, payload: object) -> PreparedBatch:
 
 
 def prepare(drafts: Iterable[Draft], topic: str | None, find_cause: FindCause | None) -> PreparedBatch:
-    """The batch of several drafts, all for one topic; ConfigError names the first that cannot be used."""
+    """Returns the batch of several drafts for one topic; a ConfigError names the first invalid draft."""
     rows = drafts if isinstance(drafts, tuple) else check_items(drafts, "drafts")
     if not rows:
         return PreparedBatch(Columns([], []), 0)
@@ -186,7 +188,7 @@ def plain_columns(kinds: list[str], payloads: Sequence[object], keys: Sequence[s
 
 
 def sized_batch(columns: Columns) -> PreparedBatch:
-    """The batch of columns; ConfigError when it is too large."""
+    """Returns the batch of columns; ConfigError when it is too large."""
     size = sum(columns.weights())
     if size > MAX_BATCH_BYTES:
         raise ConfigError(f"a batch of {size:,} bytes is too large; at most {MAX_BATCH_BYTES:,} are allowed: split it")
@@ -209,7 +211,7 @@ def _says_little(draft: Draft) -> bool:
 
 
 def _prepare_alone(draft: Draft) -> PreparedBatch:
-    """Returns the batch of one such draft, which event sourcing appends most: a third of the usual work."""
+    """Returns the batch of one such draft with a third of the usual work; event sourcing mostly appends such drafts."""
     batch = prepare_one(draft.kind, draft.payload)
     if draft.key is not None:
         batch.columns.key = [check_text(draft.key, "key")]
@@ -235,10 +237,10 @@ def _some(column: Sequence[object]) -> bool:
 
 
 def checked_texts(column: Sequence[Any], what: str) -> list[str | None]:
-    """A column of optional texts, each of which an event can have; ConfigError names one that it cannot."""
+    """Returns a column of valid optional texts; a ConfigError names an invalid text."""
     try:
         distinct: Iterable[object] = set(column)
-    except TypeError:  # something unhashable, which the check below will name
+    except TypeError:  # an unhashable value, which the check below names
         distinct = column
     for text in distinct:
         if text is not None:
@@ -248,7 +250,7 @@ def checked_texts(column: Sequence[Any], what: str) -> list[str | None]:
 
 def _remember_kind(kind: Any) -> None:
     check_kind(kind)
-    if len(_known_kinds) > 10_000:  # kinds made from data would otherwise pile up
+    if len(_known_kinds) > 10_000:  # otherwise kinds made from data would pile up
         _known_kinds.clear()
     _known_kinds.add(kind)
 
@@ -321,9 +323,10 @@ _encode = msgspec.json.Encoder(enc_hook=_plain_model).encode
 
 
 def encode_payload(payload: object, *, typed: bool = False) -> bytes:
-    """The stored bytes of a payload; ConfigError when it has no JSON form, or would come back as something else.
+    """Returns the stored bytes of a payload; raises ConfigError when it has no JSON form, or would be read back as
+    another value.
 
-    `typed`: a declared type says what it comes back as.
+    `typed`: a declared type decides the value that is read back.
     """
     if isinstance(payload, _BYTES_LIKE):
         encoded = bytes(payload)
@@ -335,11 +338,11 @@ def encode_payload(payload: object, *, typed: bool = False) -> bytes:
                 f"a payload of type {type(payload).__name__} cannot be written as JSON: {error}; "
                 "give JSON-like values (or bytes)"
             ) from error
-        # NaN and infinities have no JSON form: the encoder writes null for them, which would lose them silently.
-        # `find`: with `in`, bytes make and drop an exception at every question.
+        # NaN and infinities have no JSON form: the encoder writes null for them, which would lose them silently. `find`
+        # is used because `in` on bytes makes and drops an exception at every call.
         if encoded.find(b"null") >= 0 and _has_non_finite(payload):
             raise ConfigError("a payload holds NaN or an infinity, which JSON cannot say; use None or text instead")
-        shape = b"" if typed else encoded.translate(_DIGITS)  # a call less than `_may_change`
+        shape = b"" if typed else encoded.translate(_DIGITS)  # inline, which saves the call of `_may_change`
         if shape.find(b'0":') >= 0 or shape.find(b"T00:00") >= 0:
             refuse_changed(payload)
     if len(encoded) > MAX_PAYLOAD_BYTES:
@@ -351,7 +354,9 @@ def encode_payload(payload: object, *, typed: bool = False) -> bytes:
 
 
 def encode_payloads(payloads: Sequence[object]) -> list[bytes]:
-    """The stored bytes of many payloads, with less work for each; `encode_payload` finds the words for a bad one."""
+    """Returns the stored bytes of many payloads, with less work for each; `encode_payload` makes the error for a bad
+    payload.
+    """
     if any(issubclass(one, _BYTES_LIKE) for one in set(map(type, payloads))):
         return list(map(encode_payload, payloads))
     try:
@@ -369,14 +374,15 @@ _DIGITS = bytes.maketrans(b"123456789", b"000000000")
 
 
 def _may_change(encoded: bytes) -> bool:
-    """Returns True if JSON text has a key that ends with a digit, or something like a time: the few payloads to look
-    at."""
+    """Returns True if JSON text has a key that ends with a digit, or text like a time: only few payloads need a
+    further check.
+    """
     shape = encoded.translate(_DIGITS)
     return b'0":' in shape or b"T00:00" in shape
 
 
 def refuse_changed(value: object) -> None:
-    """ConfigError when a value that has no declared type would come back as another one."""
+    """Raises ConfigError when a value without a declared type would be read back as another value."""
     if isinstance(value, dict):
         for key, one in value.items():
             if not isinstance(key, str) and not isinstance(key, Enum):
@@ -412,5 +418,5 @@ def _has_non_finite(value: object) -> bool:
     try:
         plain = msgspec.to_builtins(value, enc_hook=_plain_model)
     except (TypeError, ValueError, OverflowError):
-        return False  # it was encoded, so it is something that cannot hold a number
+        return False  # the value was encoded, so it is of a type that cannot hold a number
     return isinstance(plain, float | dict | list | tuple | set | frozenset) and _has_non_finite(plain)

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 class Span(Protocol):
-    """Something that holds the events of some positions."""
+    """An object that holds the events of some positions."""
 
     @property
     def first(self) -> int: ...
@@ -45,7 +45,7 @@ S = TypeVar("S", bound=Span)
 
 
 class Stretch(NamedTuple):
-    """Positions after the first and through the second: all in files, or none."""
+    """The positions after the first number and through the second; either all or none of them are in files."""
 
     after: int
     through: int
@@ -53,23 +53,23 @@ class Stretch(NamedTuple):
 
 
 Bounds = tuple[int, int]
-"""Positions after the first and through the second."""
+"""The positions after the first number and through the second."""
 
 
 def is_summarised(wanted: EventQuery) -> bool:
-    """Returns True if summaries can say of a range that it holds no wanted event."""
+    """Returns True if summaries can exclude ranges without a wanted event."""
     return wanted.kinds is not None or wanted.scope is not None
 
 
 def may_be_in(wanted: EventQuery, summary: Summary) -> bool:
-    """Returns True if a wanted event may be among those that a summary is of."""
+    """Returns True if the events of a summary may include a wanted event."""
     if wanted.kinds is not None and summary.kinds is not None and wanted.kinds.isdisjoint(summary.kinds):
         return False
     return wanted.scope is None or summary.scopes is None or wanted.scope in summary.scopes
 
 
 def wanted_rows(wanted: EventQuery, block: Block, rows: Sequence[int]) -> Sequence[int]:
-    """Returns the wanted rows among some rows of a block; `where` is still to be asked of them."""
+    """Returns the wanted rows among some rows of a block; the caller still has to check `where`."""
     if wanted.kinds is not None:
         codes = {code for code, kind in enumerate(block.wire.kinds) if kind in wanted.kinds}
         if not codes:
@@ -102,13 +102,12 @@ def wanted_rows(wanted: EventQuery, block: Block, rows: Sequence[int]) -> Sequen
 
 
 def overlap(wanted: Bounds, held: Bounds) -> bool:
-    """Returns True if two ranges, ends included, have anything in common; one that ends before it begins has
-    nothing."""
+    """Returns True if two ranges, ends included, overlap; a range that ends before it begins is empty."""
     return wanted[0] <= min(wanted[1], held[1]) and wanted[1] >= held[0]
 
 
 class TopicView:
-    """A topic in a snapshot; for a reader who says what time it is, without the events that are too old by then."""
+    """A topic in a snapshot. For a reader with a current time, events past `max_age` are hidden."""
 
     __slots__ = ("_state", "hidden", "name", "record", "snap", "topic_id")
 
@@ -119,32 +118,34 @@ class TopicView:
         self.topic_id = record.topic_id
         self._state: TopicState | None = None
         self.hidden = 0
-        """Positions up to here are older than the topic's `max_age`: they may be stored still, readers see none."""
+        """The position up to which events are older than the topic's `max_age`: they may still be stored, but
+        readers do not see them.
+        """
         max_age = record.settings.max_age
         if max_age is not None and now_ms is not None:
             self.hidden = self.position_before(now_ms - int(max_age * 1000))
 
     @classmethod
     def open(cls, snap: Snapshot, name: str, now_ms: int | None = None) -> TopicView | None:
-        """The topic, or None when nothing was ever appended to it."""
+        """Returns the topic, or None when nothing was ever appended to it."""
         record = load_record(snap, name)
         return None if record is None else cls(snap, name, record, now_ms)
 
     def state(self) -> TopicState:
-        """Returns the counters that compaction has left of the topic: read once."""
+        """Returns the counters of the topic that outlive compaction; they are read once."""
         if self._state is None:
             self._state = load_state(self.snap, self.topic_id, self.name)
         return self._state
 
     # ── ends ─────────────────────────────────────────────────────────────────────────────────────────────────────────
     def latest(self) -> int:
-        """The highest position ever assigned."""
+        """Returns the highest position ever assigned."""
         block = last_block(self.snap, self.topic_id, self.name)
         stored = block.last if block else 0
         return max(stored, self.state().latest)
 
     def oldest(self) -> int:
-        """The first position still stored; 0 for none."""
+        """Returns the first position still stored; 0 for none."""
         state = self.state()
         if self.hidden > state.trimmed:
             return next((event.seq for event in self.events(self.hidden, keys.MAX_SEQ, 1)), 0)
@@ -159,35 +160,40 @@ class TopicView:
         return stored
 
     def trimmed(self) -> int:
-        """The position through which everything was removed, or is too old to be seen."""
+        """Returns the position through which events were removed, or are hidden because of their age."""
         return max(self.hidden, self.state().trimmed)
 
     def began(self) -> int:
-        """The position after which the topic began: those up to it were of topics of this name that were dropped."""
+        """Returns the position after which the topic began; earlier positions belonged to dropped topics of this
+        name.
+        """
         return self.state().began
 
     def newest(self) -> int:
-        """The position of the newest event that the topic has had; 0 for none, also in one that was made anew."""
+        """Returns the position of the newest event that the topic has had; 0 for none, also in a topic that was made
+        anew.
+        """
         latest = self.latest()
         return latest if latest > self.began() else 0
 
     def count_between(self, after: int, through: int) -> int:
-        """Returns the number of events that are stored in after < position ≤ through."""
+        """Returns the number of stored events in after < position ≤ through."""
         holes = min(through, self.state().compacted)
         if holes <= after:
             return through - after
         count = through - holes
         for segment in load_segments(self.snap, self.topic_id, after, holes):
-            if segment.first > after and segment.last <= holes:  # whole: its files need not be opened
+            # the whole segment counts, so its files need not be opened
+            if segment.first > after and segment.last <= holes:
                 count += self._count_in_blocks(after, segment.first - 1) + segment.count
                 after = segment.last
         return count + self._count_in_blocks(after, holes)
 
     def lags(self, positions: Iterable[int], latest: int | None = None) -> dict[int, int]:
-        """Returns how many events are left to read after each of some positions.
+        """Returns the number of events that are left to read after each of some positions.
 
-        What was removed, is too old, or was of a dropped topic is not left. `latest`: where the topic ends, where the
-        caller knows of events that are not written yet.
+        Events that were removed, are hidden, or belonged to a dropped topic do not count. `latest` is the end of the
+        topic for callers that know of unwritten events.
         """
         through = self.latest() if latest is None else latest
         begin, count, found = self.trimmed(), 0, {}
@@ -205,7 +211,7 @@ class TopicView:
         return sum(block.row_after(through) - block.row_after(after) for block in self.blocks(after, through))
 
     def check_not_trimmed(self, after: int) -> None:
-        """PositionTrimmed when the event after `after` was removed by compaction."""
+        """Raises PositionTrimmed when the event after `after` was removed by compaction."""
         trimmed = self.trimmed() if after else 0
         if 0 < after < trimmed:
             raise PositionTrimmed(
@@ -216,7 +222,7 @@ class TopicView:
 
     # ── blocks ───────────────────────────────────────────────────────────────────────────────────────────────────────
     def stretches(self, after: int, through: int) -> Iterator[Stretch]:
-        """The parts of after < position ≤ through, ascending: each lies in files, or in hot blocks."""
+        """Yields the parts of after < position ≤ through, ascending; each part is in files or in hot blocks."""
         state = self.state()
         if after < min(through, state.sealed):
             yield Stretch(after, min(through, state.sealed), in_files=True)
@@ -232,7 +238,7 @@ class TopicView:
             yield Stretch(after, through, in_files=False)
 
     def bulk_segments(self, after: int, through: int, *, reverse: bool = False) -> Iterator[Segment]:
-        """The segments of bulk writes with events in after < position ≤ through; no index covers them."""
+        """Yields the segments of bulk writes with events in after < position ≤ through; no index covers them."""
         after, through = max(after, self.state().trimmed), min(through, self.state().referred)
         if after < through:
             for segment in (load_segments_back if reverse else load_segments)(self.snap, self.topic_id, after, through):
@@ -240,18 +246,18 @@ class TopicView:
                     yield segment
 
     def blocks_to_index(self, after: int, through: int) -> Iterator[Block]:
-        """The blocks with events in after < position ≤ through, but those of bulk segments."""
+        """Yields the blocks with events in after < position ≤ through, except the blocks of bulk segments."""
         for segment in self.bulk_segments(after, through):
             yield from self.blocks(after, min(through, segment.first - 1))
             after = max(after, segment.last)
         yield from self.blocks(after, through)
 
     def block_holding(self, seq: int) -> Block | None:
-        """The newest block that begins at or before a position."""
+        """Returns the newest block that begins at or before a position."""
         state, low = self.state(), keys.block_range(self.topic_id)[0]
         hot = next(iter(self.snap.scan(low, keys.block_key(self.topic_id, seq + 1), reverse=True)), None)
         if hot is None:
-            # Compaction by key may have emptied what lies between the files and the blocks.
+            # Compaction by key may have emptied the positions between the files and the blocks.
             floor = state.trimmed
         elif state.referred <= (floor := keys.block_first(hot[0])):
             return open_block(self.snap, *hot, self.name)
@@ -263,7 +269,7 @@ class TopicView:
         return None if hot is None else open_block(self.snap, *hot, self.name)
 
     def blocks(self, after: int, through: int) -> Iterator[Block]:
-        """The blocks with events in after < position ≤ through, ascending."""
+        """Yields the blocks with events in after < position ≤ through, ascending."""
         for part in self.stretches(after, through):
             if part.in_files:
                 low, high, trimmed = part.after, part.through, self.state().trimmed
@@ -272,15 +278,14 @@ class TopicView:
                 yield from self._hot_blocks(part.after, part.through, open_block)
 
     def hot_blocks(self, after: int, through: int, open: Callable[[Snapshot, bytes, bytes, str], S]) -> Iterator[S]:
-        """Returns the results of `open` for the blocks in the store itself (their keys and values): all but those in
-        files."""
+        """Yields the results of `open` for the keys and values of hot blocks, which are in the store itself."""
         for part in self.stretches(after, through):
             if not part.in_files:
                 yield from self._hot_blocks(part.after, part.through, open)
 
     def _hot_blocks(self, after: int, through: int, open: Callable[[Snapshot, bytes, bytes, str], S]) -> Iterator[S]:
         state, start = self.state(), after + 1
-        whole = max(after, state.trimmed, state.compacted)  # through here, positions may be missing by design
+        whole = max(after, state.trimmed, state.compacted)  # up to this position, events may be missing by design
         first, _ = keys.block_range(self.topic_id)
         if after:
             for key, value in self.snap.scan(first, keys.block_key(self.topic_id, start + 1), reverse=True):
@@ -302,7 +307,7 @@ class TopicView:
             self._check_is_end(whole + 1, through)
 
     def blocks_back(self, after: int, through: int) -> Iterator[Block]:
-        """The same as `blocks`, descending."""
+        """Yields the same blocks as `blocks`, descending."""
         state = self.state()
         if state.in_files <= after:
             yield from self._hot_blocks_back(after, through)
@@ -331,7 +336,7 @@ class TopicView:
                 return
             yield block
             upper = block.first
-            if upper <= after + 1:  # whatever is wrong with the blocks before does not concern this reader
+            if upper <= after + 1:  # errors of earlier blocks do not concern this reader
                 return
         if upper is None:
             self._check_is_end(floor + 1, through)
@@ -339,9 +344,10 @@ class TopicView:
             raise missing(self.name, floor + 1, upper - 1)
 
     def _check_is_end(self, first: int, through: int) -> None:
-        """Raises Corrupt unless the topic ends before `first`, where no block holds first … through."""
+        """Raises Corrupt unless the topic ends before `first`: no block holds first … through."""
         if first <= (last := min(through, self.latest())):
-            raise missing(self.name, first, last)  # found from its end, and not on the way there: a key was changed
+            # found from the end of the topic, but not on the way there: a key was changed
+            raise missing(self.name, first, last)
         if first > through or through >= keys.MAX_SEQ:
             return
         for key, _ in self.snap.scan(
@@ -353,7 +359,7 @@ class TopicView:
     def events(
         self, after: int, through: int, limit: int | None, wanted: EventQuery = EVERYTHING, *, reverse: bool = False
     ) -> Iterator[Event]:
-        """The wanted events, streamed."""
+        """Yields the wanted events, streamed."""
         after = max(after, self.hidden)
         left = keys.MAX_SEQ if limit is None else limit
         if left <= 0:
@@ -377,10 +383,10 @@ class TopicView:
     def spans(
         self, after: int, through: int, wanted: EventQuery, *, occurred: Bounds | None = None, reverse: bool = False
     ) -> Iterator[Bounds]:
-        """Returns the spans in after < position ≤ through that may have wanted events; elsewhere there are none, as
-        summaries say.
+        """Yields the spans in after < position ≤ through that may have wanted events; by their summaries, other
+        positions have none.
 
-        `occurred`: only those of which producers say that they happened from one time through another (milliseconds).
+        `occurred` limits the producers' times of the events (milliseconds, both ends included).
         """
         stored = stored_summaries(self.snap, self.topic_id, self.name, after, through, reverse=reverse)
         passed = 0
@@ -398,7 +404,7 @@ class TopicView:
                     if one.first - 1 > after:
                         yield after, one.first - 1
                     after, passed = one.last, 0
-                if passed == SUMMARY_RANGES:  # a reader that wants a few need not wait until all are looked at
+                if passed == SUMMARY_RANGES:  # a reader that wants a few events need not wait for all summaries
                     bound = one.first - 1 if reverse else one.last
                     if after < bound < through:
                         yield (bound, through) if reverse else (after, bound)
@@ -418,14 +424,19 @@ class TopicView:
         return None
 
     def check_gone(self, seq: int) -> None:
-        """Corrupt when compaction has not removed what is not stored at a position, and the topic goes on after it."""
+        """Raises Corrupt when a position is missing that compaction has not removed, and the topic continues after
+        it.
+        """
         state = self.state()
         if seq > max(state.trimmed, state.compacted):
             self._check_is_end(seq, seq)
 
     # ── searching ────────────────────────────────────────────────────────────────────────────────────────────────────
     def _search(self, at_or_before: Callable[[Block], bool]) -> Block | None:
-        """The last block for which a condition holds that is true of a prefix of the blocks; by halving positions."""
+        """Returns the last block for which a condition holds, by binary search over positions.
+
+        The condition holds for a prefix of the blocks.
+        """
         first, last = self._first_block(), last_block(self.snap, self.topic_id, self.name)
         if last is None or self.state().referred > last.last:
             last = self.block_holding(self.state().in_files)
@@ -447,23 +458,24 @@ class TopicView:
     def _first_block(self) -> Block | None:
         state = self.state()
         if state.in_files > state.trimmed:
-            for block in self.blocks(state.trimmed, state.in_files):  # the first may be empty: compacted by key
+            # the first block may be empty after compaction by key
+            for block in self.blocks(state.trimmed, state.in_files):
                 return block
         return first_block(self.snap, self.topic_id, self.name)
 
     def find(self, number: int) -> Event | None:
-        """The event that has an id. Ids increase with positions, so halving finds it."""
+        """Returns the event that has an id. Ids increase with positions, so halving finds it."""
         block = self._search(lambda block: block.run_ids[0] <= number)
         row = block.row_of_id(number) if block else None
         return None if row is None or block is None or block.seq(row) <= self.hidden else Event(block, row)
 
     def position_before_id(self, number: int) -> int:
-        """The last stored position whose id is below a number; 0 for none."""
+        """Returns the last stored position whose id is below a number; 0 for none."""
         block = self._search(lambda block: block.run_ids[0] < number)
         return 0 if block is None else block.seq(bisect_left(range(block.count), number, key=block.id_number) - 1)
 
     def position_before(self, ms: int) -> int:
-        """The last position recorded before a time; 0 for none."""
+        """Returns the last position recorded before a time; 0 for none."""
         block = self._search(lambda block: block.run_times[0] < ms)
         if block is None:
             state = self.state()

@@ -3,10 +3,10 @@
     o topic first             kinds, scopes and times of neighbouring ranges, from there on    (msgpack, CRC-32)
     j topic first             hashes of the keys, causes and correlations of one range         (msgpack, CRC-32)
 
-A commit of many events writes both beside its block, and so does merging small blocks. Events never change and
-positions are never reused: the rows about a range stay right for as long as its topic lives, whatever becomes of the
-blocks. Positions without such rows are read. Housekeeping puts neighbouring summaries into one row; the hashes
-go when a run of the index covers their range.
+A commit of many events writes summary and hashes beside its block, and so does merging small blocks. Positions are
+never reused, so the rows about a range stay valid as long as the topic exists, whatever happens to the blocks.
+Positions without such rows are read. Housekeeping joins neighbouring summaries into one row; it removes hashes when a
+run of the index covers their range.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ T = TypeVar("T")
 
 
 class Summary(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """The summary of the events first … last. None: that is not known."""
+    """The summary of the events first … last. A field is None when it is unknown."""
 
     first: int
     last: int
@@ -54,7 +54,10 @@ class Summary(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 class TermHashes(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """Four bytes for each of the events first … last: the CRC-32 of a term, or of nothing. Empty: none has one."""
+    """Four bytes for each of the events first … last: the CRC-32 of a term, or of nothing.
+
+    Empty when no event has a term.
+    """
 
     first: int
     last: int
@@ -63,7 +66,7 @@ class TermHashes(msgspec.Struct, array_like=True, frozen=True, gc=False):
     correlations: bytes
 
     def after(self, position: int) -> TermHashes:
-        """Those of the events after a position."""
+        """Returns the hashes of the events after a position."""
         if position < self.first:
             return self
         start = 4 * (position + 1 - self.first)
@@ -90,12 +93,12 @@ def summary_of(block: Block) -> Summary:
 
 
 def _distinct(column: Text | None, count: int) -> tuple[str, ...] | None:
-    """The values of a column; None when they are many."""
+    """Returns the distinct values of a column; None for many values."""
     if column is None:
         return ()
     if isinstance(column, CodedText):
         values = set(column.values)
-    elif count > 4 * SUMMARY_VALUES:  # else it would be coded
+    elif count > 4 * SUMMARY_VALUES:  # otherwise the column would be coded
         return None
     else:
         values = set(text_values(column, count))
@@ -108,7 +111,7 @@ def is_hashed(wire: Wire) -> bool:
 
 
 def hashes_of(wire: Wire, made_of: Columns | None = None) -> TermHashes:
-    """The hashes of what the events of a block without holes are found by; `made_of`: its columns, if at hand."""
+    """Returns the hashes of the terms of a block without holes; `made_of` holds its columns, if at hand."""
     given = (None,) * 3 if made_of is None else (made_of.key, made_of.causation, made_of.correlation)
     columns = zip((wire.key, wire.causation, wire.correlation), given, strict=True)
     return TermHashes(wire.first, wire.first + wire.count - 1, *(_hashes(*one, wire.count) for one in columns))
@@ -127,7 +130,7 @@ def _hashes(column: Text | None, given: Sequence[str | None] | None, count: int)
 
 
 def rows_with(hashes: bytes | bytearray, term: str, start: int, stop: int, *, reverse: bool = False) -> Iterator[int]:
-    """The rows among start … stop-1 whose term may be this one, each when it is asked for."""
+    """Yields the rows among start … stop-1 that may have a term."""
     wanted = zlib.crc32(term.encode()).to_bytes(4, "little")
     low, high = 4 * start, 4 * stop
     while (at := hashes.rfind(wanted, low, high) if reverse else hashes.find(wanted, low, high)) >= 0:
@@ -142,8 +145,7 @@ RangeRows = tuple[bytes, bytes | None]
 
 
 def range_rows(wire: Wire, *, indexed: bool, made_of: Columns | None = None) -> RangeRows | None:
-    """Returns the rows that are stored about a new block, if it is worth it; `indexed`: also by which terms its events
-    are found."""
+    """Returns the rows that are stored about a new block, if they pay; with `indexed`, also the hashes of its terms."""
     if wire.count < SUMMARY_EVENTS:
         return None
     summary = pack_summaries([summary_of(Block(wire, ""))])
@@ -153,7 +155,7 @@ def range_rows(wire: Wire, *, indexed: bool, made_of: Columns | None = None) -> 
 
 
 def summarise(tx: WriteTx, topic: int, wire: Wire, *, indexed: bool, made_of: Columns | None = None) -> None:
-    """Stores what a new block holds."""
+    """Stores the summary and the hashes of a new block."""
     put_range_rows(tx, topic, wire.first, range_rows(wire, indexed=indexed, made_of=made_of))
 
 
@@ -166,11 +168,11 @@ def put_range_rows(tx: WriteTx, topic: int, first: int, rows: RangeRows | None) 
 
 
 def replace_range_rows(tx: WriteTx, topic: int, name: str, first: int, last: int, rows: RangeRows | None) -> None:
-    """Stores the rows about a block without holes that has taken the place of several; those about these go."""
+    """Stores the rows about a block without holes that has replaced several blocks, and removes their rows."""
     stop = keys.summary_key(topic, last + 1)
     for key, value in list(tx.scan(keys.summary_key(topic, first), stop)):
         if read_summaries(value, name)[-1].last > last:
-            return  # it says so already
+            return  # the row has this value already
         tx.delete(key)
     tx.delete_range(keys.hashes_key(topic, first), keys.hashes_key(topic, last + 1))
     put_range_rows(tx, topic, first, rows)
@@ -215,7 +217,7 @@ def trim_summaries(tx: WriteTx, topic: int, through: int) -> None:
 
 
 def pack_summaries(summaries: Sequence[Summary]) -> bytes:
-    """Neighbouring summaries as one row."""
+    """Returns neighbouring summaries as one row."""
     return keys.with_checksum(_encode(summaries))
 
 
@@ -236,7 +238,7 @@ def read_summaries(value: bytes, topic: str) -> list[Summary]:
 def stored_summaries(
     snap: Snapshot, topic: int, name: str, after: int, through: int, *, reverse: bool = False
 ) -> Iterator[list[Summary]]:
-    """The summaries of positions after < position ≤ through, and some before, a row at a time."""
+    """Yields the summaries of positions after < position ≤ through, and some before, a row at a time."""
     low, _ = keys.topic_range(keys.SUMMARY, topic)
     start = keys.summary_key(topic, after + 1)
     for key, _ in snap.scan(low, start, reverse=True):
@@ -247,7 +249,7 @@ def stored_summaries(
 
 
 def stored_hashes(snap: Snapshot, topic: int, name: str, after: int) -> Iterator[TermHashes]:
-    """The hashes of ranges that begin after a position, in order."""
+    """Yields the hashes of ranges that begin after a position, in order."""
     for _, value in snap.scan(keys.hashes_key(topic, after + 1), keys.topic_range(keys.HASHES, topic)[1]):
         yield _decode_checked(_decode_hashes, value, name)
 
@@ -262,16 +264,16 @@ HASH_BYTES = 32
 
 
 def leaf_hash(said: bytes) -> bytes:
-    """The hash of a leaf."""
-    from hashlib import sha256  # OpenSSL takes 3 ms to load, and most programs hash nothing
+    """Returns the hash of a leaf."""
+    from hashlib import sha256  # OpenSSL takes 3 ms to load, and most programs compute no hashes
 
     return sha256(b"\x00" + said).digest()
 
 
 def leaves(columns: Columns, seqs: Iterable[int], ids: Iterable[int], recorded: Sequence[int]) -> Iterator[bytes]:
-    """Returns everything each event says, as bytes: position, id, times, kind, payload, the optional columns in order.
+    """Returns the fields of each event as bytes: position, id, times, kind, payload, the optional columns in order.
 
-    An event without tags says nothing of tags, as before there were any: its hash is the same.
+    The bytes of an event without tags hold nothing about tags, so its hash is the same as in versions without tags.
     """
     nothing: list[None] = [None] * len(columns)
     for seq, id, ms, occurred, kind, payload, binary, key, scope, headers, correlation, causation, tags in zip(
@@ -310,7 +312,7 @@ def leaf_of(block: Block, row: int) -> bytes:
 
 # ── the hashes of a verified topic ───────────────────────────────────────────────────────────────────────────────────
 def keep_hashes(tx: WriteTx, topic: int, seqs: Sequence[int], said: Iterable[bytes]) -> None:
-    """Writes down the hashes of events that are being appended; a row for each run of positions without a hole."""
+    """Stores the hashes of events that are being appended, with a row for each run of positions without a hole."""
     hashes = list(map(leaf_hash, said))
     start = 0
     for stop in range(1, len(seqs) + 1):
@@ -320,7 +322,7 @@ def keep_hashes(tx: WriteTx, topic: int, seqs: Sequence[int], said: Iterable[byt
 
 
 def kept_hashes(snap: Snapshot, topic: int) -> Iterator[tuple[int, bytes]]:
-    """The positions and hashes of the events that were appended since the topic is verified, in order."""
+    """Yields the positions and hashes of the events that were appended since the topic became verified, in order."""
     for key, value in snap.scan(*keys.topic_range(keys.LEAVES, topic)):
         first = keys.block_first(key)
         for at in range(0, len(value), HASH_BYTES):
@@ -328,7 +330,7 @@ def kept_hashes(snap: Snapshot, topic: int) -> Iterator[tuple[int, bytes]]:
 
 
 def kept_hash(snap: Snapshot, topic: int, seq: int) -> bytes | None:
-    """The hash of the event that was appended at a position; None where none was kept."""
+    """Returns the hash of the event that was appended at a position; None where none was kept."""
     for key, value in snap.scan(keys.leaves_key(topic, 0), keys.leaves_key(topic, seq + 1), reverse=True):
         at = (seq - keys.block_first(key)) * HASH_BYTES
         return value[at : at + HASH_BYTES] or None
@@ -351,7 +353,7 @@ def hashes_in(snap: Snapshot, topic: int, block: Block) -> list[bytes]:
 
 
 def trim_hashes(tx: WriteTx, topic: int, through: int) -> None:
-    """Removes the hashes of events that compaction has removed; a row that goes on after them stays whole."""
+    """Removes the hashes of events that compaction has removed; a row with later events stays whole."""
     low, high = keys.leaves_key(topic, 0), keys.leaves_key(topic, through + 1)
     for key, value in tx.scan(low, high, reverse=True):
         ends = keys.block_first(key) + len(value) // HASH_BYTES - 1 <= through

@@ -1,4 +1,4 @@
-"""Blocks to Arrow record batches, column by column: buffers are handed over or made by numpy, never row by row.
+"""From blocks to Arrow record batches, column by column: buffers are handed over or made by numpy, never row by row.
 
 The schema is the one the Spark source offers; payloads are JSON text, or bytes when asked for.
 """
@@ -30,7 +30,9 @@ PayloadType = Literal["string", "binary"]
 _TIME = pa.timestamp("us", "UTC")
 _HEADERS = pa.map_(pa.string(), pa.string())
 _SMALL_BLOCK_ROWS = 8192
-"""Neighbouring blocks with fewer rows are joined first: a record batch costs some 50 µs however few rows it has."""
+"""Neighbouring blocks with fewer rows are joined first, because a record batch costs some 50 µs, however few rows it
+has.
+"""
 _JOINED_BYTES = 8 << 20
 
 _HEX = np.array([int.from_bytes(f"{byte:02x}".encode(), "little") for byte in range(256)], dtype="<u4")
@@ -43,7 +45,7 @@ _WIDTHS = {1: "u1", 2: "<u2", 4: "<u4", 8: "<u8"}
 
 @cache
 def arrow_schema(payload: PayloadType = "string") -> pa.Schema:
-    """The columns of a topic in Arrow."""
+    """Returns the columns of a topic in Arrow."""
     return pa.schema(
         [
             pa.field("seq", pa.int64()),
@@ -73,7 +75,7 @@ def read_batches(
     payload: PayloadType = "string",
     now_ms: int | None = None,
 ) -> Iterator[pa.RecordBatch]:
-    """The events after < position ≤ through of one snapshot, as record batches."""
+    """Yields the events after < position ≤ through of one snapshot, as record batches."""
     with engine.read() as snap:
         view = TopicView.open(snap, topic, now_ms)
         if view is None:
@@ -97,12 +99,12 @@ def read_batches(
 
 
 def arrow_stream(batches: Iterator[pa.RecordBatch], requested_schema: object = None) -> object:
-    """Record batches of events as a capsule of Arrow's C stream interface."""
+    """Returns record batches of events as a capsule of Arrow's C stream interface."""
     return pa.RecordBatchReader.from_batches(arrow_schema(), batches).__arrow_c_stream__(requested_schema)
 
 
 def coalesce(blocks: Iterator[Block], batch_rows: int) -> Iterator[Block]:
-    """The same events in fewer, larger blocks where blocks are small."""
+    """Yields the same events in fewer, larger blocks where blocks are small."""
     small: list[Block] = []
     rows = size = 0
     for block in blocks:
@@ -127,9 +129,9 @@ def record_batch(
     *,
     wanted: Sequence[int] | None = None,
 ) -> pa.RecordBatch:
-    """All events of a block as one record batch; of the columns only those named, when names are given.
+    """Returns all events of a block as one record batch, with only the named columns when names are given.
 
-    `wanted` are the rows the caller will use: only their payloads must be text.
+    `wanted` are the rows that the caller uses: only their payloads must be text.
     """
     schema = arrow_schema(payload)
     if names is not None:
@@ -194,7 +196,10 @@ def _positions(block: Block) -> pa.Array:
 
 @lru_cache(maxsize=64)
 def _constant(value: str | None, count: int) -> pa.Array:
-    """A column of one value; blocks of one topic tend to have the same sizes and constants, so it is worth keeping."""
+    """Returns a column of one value.
+
+    Blocks of one topic tend to have the same sizes and constants, so the column is cached.
+    """
     return pa.nulls(count, pa.string()) if value is None else pa.repeat(pa.scalar(value, pa.string()), count)
 
 
@@ -281,7 +286,7 @@ def _recorded(block: Block) -> pa.Array:
 
 
 def _ids(block: Block) -> pa.Array:
-    """The ids as UUID text: 36 bytes a row, from the runs' first ids.
+    """Returns the ids as UUID text: 36 bytes a row, from the runs' first ids.
 
     Within a run only the last digits differ, unless counting carries over into the upper half of an id's low half.
     """

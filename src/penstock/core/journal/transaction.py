@@ -1,7 +1,8 @@
-"""Transactions: the writer held by one caller, whose changes are all committed or all rolled back.
+"""Transactions: one caller holds the writer, and its changes are all committed or all rolled back.
 
-A transaction belongs to the thread that began it, and ends with it: however its block ends, in whichever thread, and
-also when it never ends because the thread has ended or the transaction was dropped, the writer is released.
+A transaction belongs to the thread that began it, and ends with the thread. The writer is released however the block
+ends, in whichever thread; it is also released when the block never ends because the thread has ended or the transaction
+was dropped.
 """
 
 from __future__ import annotations
@@ -35,13 +36,13 @@ log = Log("penstock.writer")
 
 
 class _ThreadLife:
-    """Lives as long as its thread, and ends the transactions that the thread has left open."""
+    """An object that lives as long as its thread, and ends the transactions that the thread has left open."""
 
     __slots__ = ("open", "owner")
 
     def __init__(self) -> None:
         self.owner = object()
-        """Stands for the thread: unlike its id, it is never another thread's."""
+        """An object that stands for the thread; unlike a thread's id, it is never reused."""
         self.open: list[HeldWriter] = []
 
     def __del__(self) -> None:
@@ -60,13 +61,13 @@ class _CallingThread(threading.local):
 
 
 _here = _CallingThread()
-os.register_at_fork(after_in_child=_here.begin)  # what the forking thread has begun is the parent's
+os.register_at_fork(after_in_child=_here.begin)  # transactions of the forking thread belong to the parent
 
 
 class HeldWriter:
-    """A journal's writer over the time of one caller's transaction, and the commit that its changes go into.
+    """A journal's writer during one caller's transaction, and the commit of its changes.
 
-    `beginning` and `ending` are the code of the methods in which the transaction begins and ends: they are not
+    `beginning` and `ending` are the code of the methods in which the transaction begins and ends: these methods are not
     interrupted half-way.
     """
 
@@ -84,9 +85,9 @@ class HeldWriter:
         self._commit: Commit | None = None
         self._spoiled: BaseException | None = None
         self._lost: PenstockError | None = None
-        """Why nothing was kept, where it was not the block that ended the transaction."""
-        # The body may be interrupted, and then ends here; what must not be interrupted is the ending, and the beginning
-        # from the moment on that others wait for this transaction: its `with` would not call `__exit__`.
+        """The reason why nothing was kept, when the transaction was not ended by its block."""
+        # The body may be interrupted, and then ends here. The ending must not be interrupted, nor the beginning once
+        # others wait for this transaction: its `with` would not call `__exit__`.
         self._until_ended = Shield(
             lambda frame: is_inside(frame, [ending]) or (self._owner is not None and is_inside(frame, [beginning]))
         )
@@ -119,8 +120,11 @@ class HeldWriter:
             raise
 
     def end(self, kind: type[BaseException] | None, error: BaseException | None) -> None:
-        """Commits; rolls back when the caller's block raised, when one of its steps failed half-way, or when it ends in
-        another thread or process than it began in."""
+        """Commits the transaction.
+
+        Rolls it back when the caller's block raised, when a step failed half-way, or when it ends in another thread or
+        process than it began in.
+        """
         if self._owner is None:
             return
         try:
@@ -132,7 +136,7 @@ class HeldWriter:
                         self._finish(self._commit, kind, error)
         finally:
             self._until_ended.__exit__(None, None, None)
-        # An error that leaves the block says enough; a generator that is closed would end as if all were well.
+        # An error that leaves the block is reported anyway; a closed generator would end as if it had succeeded.
         if self._lost is not None and (kind is None or kind is GeneratorExit):
             raise self._lost
 
@@ -140,7 +144,8 @@ class HeldWriter:
         if not self.is_open:
             return
         if self._is_inherited():
-            self.is_open, self._tx, self._commit = False, None, None  # the engine's is the parent's: not touched here
+            # the engine's transaction belongs to the parent and stays untouched
+            self.is_open, self._tx, self._commit = False, None, None
             self._lost = Closed(
                 f"nothing of this transaction was kept: it belongs to process {self.core.writer.pid}, and this one was "
                 "forked from it; open the store again in the child"
@@ -163,7 +168,7 @@ class HeldWriter:
             log.warning("a transaction was rolled back: %s", why)
 
     def _lose(self, why: str) -> None:
-        """Rolls back and releases the writer, in whichever thread."""
+        """Rolls back and releases the writer, in any thread."""
         with Shield(always_busy), self._steps:
             if not self.is_open:
                 return
@@ -180,7 +185,7 @@ class HeldWriter:
         self.core.writer.let_go()
 
     def _is_inherited(self) -> bool:
-        """Returns True if this process was forked from the one that the transaction belongs to."""
+        """Returns True if this process was forked from the process of the transaction."""
         return os.getpid() != self.core.writer.pid
 
     def _finish(self, commit: Commit, kind: type[BaseException] | None, error: BaseException | None) -> None:
@@ -198,8 +203,8 @@ class HeldWriter:
             self._release()
 
     def _keep(self, commit: Commit) -> None:
-        """Commits; when that fails, nothing was kept."""
-        begun = perf_counter()  # the user's own time inside the transaction is none of the writer's
+        """Commits; when the commit fails, nothing is kept."""
+        begun = perf_counter()  # the user's own time inside the transaction does not count as the writer's
         writer, tx = self.core.writer, self._tx
         assert tx is not None
         try:
@@ -229,13 +234,13 @@ class HeldWriter:
 
     # ── steps ────────────────────────────────────────────────────────────────────────────────────────────────────────
     def check_open(self) -> None:
-        """Closed when the transaction is over."""
+        """Raises Closed when the transaction is over."""
         if not self.is_open:
             why = "(or never began): use it inside its `with` block" if self._lost is None else f"({self._lost})"
             raise Closed(f"the transaction is over {why}")
 
     def _under_way(self) -> Commit:
-        """The commit under way; ConfigError in another thread than the transaction's own."""
+        """Returns the commit under way; ConfigError in another thread than the transaction's own."""
         commit = self._commit
         if commit is None:
             self.check_open()
@@ -243,17 +248,17 @@ class HeldWriter:
         if self._owner is not _here.life.owner:
             self.core.writer.check_process()
             raise ConfigError("a transaction belongs to the thread that began it; begin another one in this thread")
-        if late_signals:  # it came while the transaction began
+        if late_signals:  # the interrupt came while the transaction began
             let_signal_through()
         return commit
 
     def look(self, apply: Callable[[Commit], T]) -> T:
-        """Looks at something, which changes nothing."""
+        """Runs a function that changes nothing."""
         with self._steps:
             return apply(self._under_way())
 
     def change(self, apply: Callable[[Commit], T]) -> T:
-        """Does a step; one that fails half-way spoils the transaction, even if the caller goes on."""
+        """Runs a step. A step that fails half-way spoils the transaction, even if the caller goes on."""
         with self._steps:
             commit = self._under_way()
             before = commit.changes
@@ -269,7 +274,7 @@ class HeldWriter:
         self.look(self._flushed)
 
     def find_cause(self, id: str) -> Event | None:
-        """The event with an id, this transaction's own included."""
+        """Returns the event with an id, this transaction's own included."""
         return self.look(lambda commit: find_event(self._flushed(commit).tx, id))
 
     def read(self, topic: str, query: EventQuery) -> Iterator[Event]:
@@ -286,7 +291,7 @@ class HeldWriter:
     def _flushed(self, commit: Commit) -> Commit:
         try:
             commit.flush()
-        except BaseException as error:  # what is written of it, and what is not, cannot be told apart any more
+        except BaseException as error:  # the written and the unwritten part can no longer be distinguished
             self._spoiled = error
             raise
         return commit

@@ -1,4 +1,4 @@
-"""Waking those who wait for something new: in process at once, across processes within a few milliseconds.
+"""Wakes waiters for new events: in this process at once, in other processes within a few milliseconds.
 
 No waiter misses a wake-up: note a signal's `version`, look at the store, then `wait(version)`; it returns at once when
 anything was signalled since the note was made.
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 class Signal:
-    """A number that grows, and threads and event loops that wait for it to grow."""
+    """A growing number, and the threads and event loops that wait for its growth."""
 
     __slots__ = ("__weakref__", "_waiters", "version")
 
@@ -48,7 +48,7 @@ class Signal:
             wake_waiters((self._waiters,))
 
     def wait(self, seen: int, timeout: float | None = None) -> bool:
-        """Waits until the version is another than `seen`; False after `timeout` seconds."""
+        """Waits until the version differs from `seen`; returns False after `timeout` seconds."""
         if self.version != seen:
             return True
         lock = threading.Lock()
@@ -60,7 +60,7 @@ class Signal:
         return self.version != seen
 
     async def wait_async(self, seen: int, timeout: float | None = None) -> bool:
-        """`wait` for an event loop."""
+        """Does what `wait` does, for an event loop."""
         if self.version != seen:
             return True
         import asyncio
@@ -72,7 +72,7 @@ class Signal:
         if self.version != seen:
             return True
         try:
-            # Not wait_for: in Python 3.11 it swallows a cancellation that meets the future's result.
+            # Not wait_for: in Python 3.11 it swallows a cancellation that arrives together with the future's result.
             done, _ = await asyncio.wait((future,), timeout=timeout)
         finally:
             self._leave(waiter)
@@ -84,7 +84,7 @@ class Signal:
 
 
 class Background:
-    """A thread that works beside the callers: it starts when it is first woken, and sleeps until there is work."""
+    """A background thread, which starts when it is first woken and sleeps until there is work."""
 
     def __init__(self, name: str, log: Log) -> None:
         self._name, self._log = name, log
@@ -100,7 +100,7 @@ class Background:
         self._wake()
 
     def _next_due(self) -> str | None:
-        """A topic that was asked for; None when there is none."""
+        """Returns a topic that was asked for; None when there is none."""
         with self._lock:
             return self._due.pop() if self._due else None
 
@@ -111,14 +111,14 @@ class Background:
             if self._thread is None:
                 thread = threading.Thread(target=self._run, name=self._name, daemon=True)
                 thread.start()
-                self._thread = thread  # only now: where one cannot start, the next to wake it tries again
+                self._thread = thread  # only now: when a thread cannot start, the next request tries again
         self._wanted.set()
 
     def _run(self) -> None:
         raise NotImplementedError
 
     def _attempt(self, what: str, work: Callable[[], object]) -> None:
-        """Does something that may fail: the commits that come ask for it again, and report failures of their own."""
+        """Runs work that may fail: later commits request it again, and report failures of their own."""
         try:
             work()
         except Closed:
@@ -129,7 +129,7 @@ class Background:
             self._log.exception("%s failed", what)
 
     def close(self) -> None:
-        """Returns when the thread has ended."""
+        """Waits until the thread has ended."""
         with self._lock:
             self._closed = True
         self._wanted.set()
@@ -138,7 +138,7 @@ class Background:
 
 
 class TopicChanges(Signal):
-    """A signal of all topics, which tells of each commit what it has touched."""
+    """A signal of all topics, with the topics that each commit has touched."""
 
     __slots__ = ("_all", "_noted")
 
@@ -148,7 +148,7 @@ class TopicChanges(Signal):
         self._noted: deque[Iterable[str]] = deque(maxlen=1024)
 
     def note(self, names: Iterable[str] | None) -> None:
-        """Topics were touched; None: any may have been."""
+        """Notes touched topics; None when any topic may have been touched."""
         if names is None or len(self._noted) == self._noted.maxlen:
             self._all = True  # before the oldest names are lost
         if names is not None:
@@ -156,7 +156,7 @@ class TopicChanges(Signal):
         self.notify()
 
     def taken(self) -> set[str] | None:
-        """The topics that were touched since this was asked last; None: any may have been."""
+        """Returns the topics that were touched since the last call; None when any topic may have been touched."""
         names: set[str] = set()
         while self._noted:
             names.update(self._noted.popleft())
@@ -167,8 +167,7 @@ class TopicChanges(Signal):
 
 
 class Signalled:
-    """The base of waiters in this process's journal: the half of a `LiveIterator` that a signal tells when there may be
-    more."""
+    """The base of waiters in this process's journal: the part of a `LiveIterator` that a signal wakes."""
 
     def __init__(self, hub: Hub, signal: Signal) -> None:
         self._hub = hub
@@ -176,7 +175,7 @@ class Signalled:
         self._closed = False
 
     def close(self) -> None:
-        """Ends it; every thread that waits in it gets None."""
+        """Ends the waiting; every waiting thread gets None."""
         self._closed = True
         self._signal.notify()
 
@@ -196,7 +195,10 @@ class Signalled:
 
 
 class ReadingAhead(Signalled):
-    """The base of followers that read several events at a time. Threads that share it take turns, each event to one."""
+    """The base of followers that read several events at a time.
+
+    Threads that share a follower take turns, and each event goes to one thread.
+    """
 
     def __init__(self, core: JournalCore, signal: Signal) -> None:
         super().__init__(core.hub, signal)
@@ -205,7 +207,7 @@ class ReadingAhead(Signalled):
         self._turn = threading.Lock()
 
     def _ready(self, *, ask: bool) -> Event | None:
-        """The next event that is already stored."""
+        """Returns the next event that is already stored."""
         with self._turn:
             while not self._ahead and not self._closed:
                 if self._core.closed:
@@ -219,7 +221,7 @@ class ReadingAhead(Signalled):
             return event
 
     def _read_on(self) -> bool:
-        """Reads a step; False when there is nothing more."""
+        """Reads a step; returns False without further events."""
         raise NotImplementedError
 
     def _hand_out(self, event: Event) -> None:
@@ -238,10 +240,15 @@ class Hub:
 
     def __init__(self, changes: Callable[[], int] | None, location: str | None = None) -> None:
         self.signals: dict[str, ref[Signal]] = {}
-        """By topic, those that a caller holds. Every commit looks here: a dictionary with weak values would make an
-        exception for each topic without a signal."""
+        """The signals that a caller holds, by topic.
+
+        Every commit looks here; a dictionary with weak values would raise an exception for each topic without a signal.
+        """
         self.followers: tuple[ref[TopicChanges], ...] = ()
-        """Those who follow all topics; replaced, never changed: a commit may be going through them."""
+        """The followers of all topics.
+
+        The tuple is replaced and never changed, because a commit may iterate over it.
+        """
         self._changes = changes
         self._location = location
         self._files: FileWatch | None = None
@@ -252,7 +259,7 @@ class Hub:
         self.closed = False
 
     def signal(self, topic: str) -> Signal:
-        with self._lock:  # of two that are made for one name, one would never be told
+        with self._lock:  # of two signals for one name, one signal would never be notified
             held = self.signals.get(topic)
             signal = None if held is None else held()
             if signal is None:
@@ -267,7 +274,7 @@ class Hub:
                 del self.signals[topic]
 
     def follow_all(self) -> TopicChanges:
-        """Told of every commit that touches a topic, for as long as it is held."""
+        """Returns an object that is told of every commit that touches a topic, as long as the object is held."""
         with self._lock:
             changes = TopicChanges()
             held = [one for one in self.followers if one() is not None]
@@ -275,7 +282,7 @@ class Hub:
         return changes
 
     def tell_followers(self, names: Iterable[str] | None) -> None:
-        """Tells those who follow all topics what was touched; None: any may have been."""
+        """Tells the followers of all topics which topics were touched; None when any topic may have been touched."""
         for one in self.followers:
             if (follower := one()) is not None:
                 follower.note(names)
@@ -289,7 +296,7 @@ class Hub:
         self.tell_followers(None)
 
     def close(self) -> None:
-        """Wakes all waiters for good."""
+        """Wakes all waiters and ends all waiting."""
         with self._lock:
             self.closed = True
         self._wanted.set()
@@ -303,7 +310,7 @@ class Hub:
             self._files = None
 
     def __enter__(self) -> Hub:
-        """While a block is entered, other processes' commits wake waiters here too."""
+        """Lets other processes' commits wake waiters of this process while the block runs."""
         if self._changes is not None:
             with self._lock:
                 self._waiting += 1
@@ -326,7 +333,7 @@ class Hub:
 
     def _watch(self, files: FileWatch) -> None:
         assert self._changes is not None
-        seen: int | None = -1  # a first look that fails is something new, too
+        seen: int | None = -1  # a failed first look also counts as news
         while not self.closed:
             self._wanted.wait()
             try:
@@ -341,8 +348,8 @@ class Hub:
 
 
 # ── Noticing that a store's files were written to: the kernel says so (inotify, on Linux), elsewhere one has to look ──
-# A sign from here means "look again soon", no more: files are written before a commit can be seen, and not every write
-# is a commit. So a waiting reader looks at the store at growing intervals after a sign, and now and then without one.
+# A sign from a file means only "look again soon": files are written before a commit is visible, and not every write is
+# a commit. So a waiting reader looks at the store at growing intervals after a sign, and now and then without a sign.
 
 
 _IN_MODIFY = 0x2
@@ -352,7 +359,7 @@ _event = struct.Struct("iIII")
 
 
 SINGLE_COMMIT_SIGNS = 3
-"""The number of signs that one commit may give without a pause between them: more are a burst of commits."""
+"""The most signs that one commit gives without a pause between them; more signs mean a burst of commits."""
 
 
 class FileWatch:
@@ -371,7 +378,9 @@ class FileWatch:
                 self._poll.register(descriptor, select.POLLIN)
 
     def _open_signs(self, path: Path) -> int:
-        """A descriptor that becomes readable when something is written there; -1 where there is no such thing."""
+        """Returns a descriptor that becomes readable when a file is written there; -1 where the system has no such
+        descriptor.
+        """
         folder = path if path.is_dir() else path.parent
         self._prefix = b"" if path.is_dir() else os.fsencode(path.name)
         import ctypes  # only readers that wait need it
@@ -389,7 +398,7 @@ class FileWatch:
         return signs
 
     def changed(self) -> None:
-        """The store has changed: more may follow at once."""
+        """Notes that the store has changed; further changes may follow at once."""
         self._pause = POLL_FIRST
 
     def pause(self) -> None:
@@ -399,7 +408,7 @@ class FileWatch:
                 self._pause = POLL_FIRST
                 self._signs_in_a_row += 1
                 if self._signs_in_a_row > SINGLE_COMMIT_SIGNS:
-                    time.sleep(POLL_FIRST)  # of a burst, what follows at once is one look, not many
+                    time.sleep(POLL_FIRST)  # the commits of a burst cause one look, not many
                 return
         self._signs_in_a_row = 0
         self._pause = min(self._pause * 1.5, self._longest)

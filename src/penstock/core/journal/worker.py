@@ -22,11 +22,13 @@ if TYPE_CHECKING:
     from penstock.core.surface.journal import Journal
 
 PASS_SECONDS = 1.0
-"""The pause between two moves of a cursor that only passes events which were not chosen."""
+"""The pause between two moves of a cursor that only passes unchosen events."""
 
 
 class BatchWorker(Worker):
-    """A handler over a topic's events, a batch at a time, with a durable cursor; wherever the topic is."""
+    """A handler over a topic's events, a batch at a time, with a durable cursor; the topic may be here or at a
+    server.
+    """
 
     def __init__(self, journal: Journal, topic: str, plan: BatchPlan) -> None:
         super().__init__(f"{topic}:{plan.consumer}", journal, plan.handler, plan.restarts)
@@ -37,7 +39,7 @@ class BatchWorker(Worker):
         self._wanted = plan.wanted
 
     def _handle(self, events: list[Event]) -> None:
-        # A batch has many senders and one span: it goes on with the trace of its first event.
+        # A batch has many senders and one span, which continues the trace of the first event.
         self._call_handler(events, handling(self._topic, events[0]) if "opentelemetry.trace" in modules else None)
 
 
@@ -61,7 +63,7 @@ class TopicWorker(BatchWorker):
                 self._settle(events)
                 continue
             with hub:
-                # The wait is for other processes' sake bounded; commits of this one signal at once.
+                # The wait is bounded because of other processes; commits of this process signal at once.
                 signal.wait(seen, max(self._idle, 0.05))
             self._commit_passed()
         self._commit_passed(now=True)
@@ -72,7 +74,7 @@ class TopicWorker(BatchWorker):
         self._move_cursor(self._passed)
 
     def _next_events(self) -> list[Event]:
-        """The next batch after the cursor, which others may have moved; what is not chosen is passed over."""
+        """Returns the next batch after the cursor, which others may have moved; unchosen events are skipped."""
         events: list[Event] = []
         while not events and not self._stopping.is_set():
             events, through, _ = search(self._log, self._wanted, 0, self._batch, self._begin)
@@ -82,12 +84,13 @@ class TopicWorker(BatchWorker):
         return events
 
     def _begin(self, view: TopicView | None) -> int:
-        """Returns the position after which a search goes on: after the cursor, or after what was passed over since it
-        moved there."""
+        """Returns the position after which a search continues: after the cursor, or after the events that were
+        skipped since the cursor moved.
+        """
         cursor = 0 if view is None else read_cursor(view.snap, view.topic_id, self._consumer) or 0
         if cursor != self._committed:
             self._committed = self._passed = cursor
-        if view is not None and 0 < self._passed <= view.began():  # it had come so far in a topic that was dropped
+        if view is not None and 0 < self._passed <= view.began():  # the cursor is of a dropped topic
             self._passed = view.trimmed()
         return self._passed
 
@@ -95,14 +98,14 @@ class TopicWorker(BatchWorker):
         name = self._topic
 
         def apply(commit: Commit) -> None:
-            if commit.head(name) is not None:  # else it was dropped while the handler worked
+            if commit.head(name) is not None:  # otherwise the topic was dropped while the handler ran
                 move_cursor(commit, name, self._consumer, seq, back=False)
 
         self._log.core.run(apply)
         self._committed, self._moved = seq, time.monotonic()
 
     def _commit_passed(self, *, now: bool = False) -> None:
-        """Moves the cursor past events that were not chosen; not at each of them, which would be a commit for each."""
+        """Moves the cursor past unchosen events; not at each event, because each move is a commit."""
         if self._passed > self._committed >= 0 and (now or time.monotonic() - self._moved >= PASS_SECONDS):
             self._move_cursor(self._passed)
 

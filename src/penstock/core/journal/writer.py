@@ -5,8 +5,8 @@ thread. Any other caller leaves its operation in `pending` and parks. The leader
 caller to lead the next commit, which then carries everything that gathered meanwhile. Submissions without a waiter are
 led by a pump thread. A transaction waits in the same line: its place there is `refuse_turn`, and no group goes past it.
 
-No wake-up is lost: an operation is enqueued before its caller tries the lead, and a leader looks at `pending` after it
-has let go of the lead; one of the two must see the other.
+No wake-up is lost: an operation is enqueued before its caller tries to take the lead, and a leader looks at `pending`
+after it has released the lead. So one of the two sees the other.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import sys
 import threading
 import time
 
-# The module `signal` wraps each call in several microseconds of enum conversion.
+# The module `signal` adds several microseconds of enum conversion to each call.
 from _signal import getsignal  # type: ignore[import-not-found]
 from _signal import signal as set_handler
 from bisect import bisect_left
@@ -51,11 +51,11 @@ Args = TypeVarTuple("Args")
 log = Log("penstock.writer")
 
 LEADER = "leader"
-"""Under which the lead holds the id of the thread that has it."""
+"""The key under which the lead holds the id of its thread."""
 
 
 class Writer:
-    """Commits operations to one engine, as few fsyncs as the callers' timing allows."""
+    """A writer that commits operations to one engine, with as few fsyncs as the callers' timing allows."""
 
     def __init__(
         self,
@@ -74,13 +74,19 @@ class Writer:
         self.threshold = max(1, math.ceil(capacity * pressure))
         self._entities = entities
         self.announce = announce
-        """Tells those who follow topics what a commit has added; never raises: nothing there can undo the commit."""
+        """Tells followers of topics which events a commit has added.
+
+        It never raises, because nothing can undo the commit.
+        """
         self._pending: deque[WriteRequest[Any]] = deque()
-        # `setdefault` takes the lead and says who has it in one step, so that a thread that is interrupted right after
-        # it can be made to let go; and any thread can release it, as the owner of a transaction may be gone.
+        # `setdefault` takes the lead and names its holder in one step, so that a thread that is interrupted right
+        # afterwards can be made to release it. Any thread can release the lead, because the owner of a transaction may
+        # be gone.
         self._lead: dict[str, int] = {}
         self.steps = threading.RLock()
-        """Held during each step of a transaction, so that another thread ends it between two of them."""
+        """Held during each step of a transaction, so that another thread ends the transaction only between two
+        steps.
+        """
         self.pid = os.getpid()
         self.shield = Shield(lambda frame: self._lead.get(LEADER) == get_ident())
         self._local = threading.local()
@@ -93,7 +99,7 @@ class Writer:
 
     # ── callers ──────────────────────────────────────────────────────────────────────────────────────────────────────
     def run(self, operation: WriteRequest[T]) -> T:
-        """Does an operation and returns when it is as durable as the engine makes it."""
+        """Runs an operation and returns when it is as durable as the engine makes it."""
         me = get_ident()
         if self._lead.get(LEADER) == me:
             raise self._nested()
@@ -127,12 +133,13 @@ class Writer:
                     self._pass_on()
 
     async def run_async(self, operation: WriteRequest[T], patience: float = math.inf) -> T:
-        """`run` for an event loop, which it never holds up; Backpressure when there is no room for `patience` seconds.
+        """Does what `run` does for an event loop, without blocking it; raises Backpressure without room for `patience`
+        seconds.
 
-        The commit is the pump's. It is woken when the loop has done what else it can do now: so a commit takes more
-        along, and does not share the interpreter with the loop that is still filling it.
+        The pump commits. It is woken when the loop has done its other work. So a commit carries more operations, and
+        does not compete with the loop for the interpreter.
         """
-        import asyncio  # a quarter of the time `import penstock` would take, for those who await nothing
+        import asyncio  # a quarter of the time of `import penstock`, wasted for programs that await nothing
 
         given_up = time.monotonic() + patience
         while True:
@@ -147,20 +154,23 @@ class Writer:
             return await ticket
 
     def run_relaxed(self, apply: Callable[[Commit, *Args], T], *args: *Args) -> T:
-        """Does something that need not be on disk when this returns: the next commit that is synced takes it along."""
+        """Runs a function whose changes need not be on disk at the return: the next synced commit writes them."""
         return self.run(WriteRequest(apply, 0, args, True))
 
     def submit(self, operation: WriteRequest[T], *, patient: bool = True, nested: bool = False) -> Ticket[T]:
-        """Hands an operation over and returns at once; waits (impatient: raises Backpressure) when too many wait.
+        """Submits an operation and returns at once.
 
-        `nested`: also from inside a transaction, after which it is done; its ticket must not be waited for there.
+        When too many operations wait, it waits, or raises Backpressure when impatient.
+
+        `nested` also allows a call from inside a transaction. The operation then runs after the transaction, which must
+        not wait for the ticket.
         """
         ticket = self._enqueue(operation, patient=patient, nested=nested)
         self._wake_pump()
         return ticket
 
     def _enqueue(self, operation: WriteRequest[T], *, patient: bool, nested: bool = False) -> Ticket[T]:
-        """Puts an operation where the next leader finds it; the caller wakes the pump."""
+        """Adds an operation to the pending operations; the caller wakes the pump."""
         if self._closed:
             raise Closed("the journal is closed")
         if self.engine.read_only:
@@ -204,7 +214,9 @@ class Writer:
             raise
 
     def _wait_to_lead(self) -> None:
-        """Takes the lead in turn: a thread that begins transactions in a row does what others wait for in between."""
+        """Takes the lead in turn: a thread that begins transactions in a row commits the operations of other callers
+        in between.
+        """
         if not self._pending and self._try_to_lead():
             return
         turn = WriteRequest(refuse_turn)
@@ -219,13 +231,14 @@ class Writer:
         self._withdraw(turn)
 
     def _leads_for(self, turn: WriteRequest[object]) -> bool:
-        """Returns True if this thread leads and its turn has come; commits what is in front of it, and lets the lead go
-        then.
+        """Returns True if this thread leads and its turn has come.
 
-        Who lets the lead go wakes the first of the line, be it this thread.
+        Otherwise commits the operations before it, and then releases the lead.
+
+        The thread that releases the lead wakes the first caller of the line, which may be this thread.
         """
         if turn.error is None and self._try_to_lead():
-            if self._pending and self._pending[0] is turn:  # it is not there when the journal was closed
+            if self._pending and self._pending[0] is turn:  # it is missing when the journal was closed
                 return True
             self._lead_once()
         if turn.error is not None:
@@ -233,21 +246,21 @@ class Writer:
         return False
 
     def let_go(self) -> None:
-        """Releases the lead, which the caller holds for a transaction, in whichever thread it began."""
+        """Releases the lead, which the caller holds for a transaction; any thread may call this."""
         self._lead.pop(LEADER, None)
         if self._pending:
             self._pass_on()
 
     def begin(self, tx: WriteTx) -> Commit:
-        """A commit in a transaction of the engine that has begun."""
+        """Returns a commit in a transaction of the engine that has begun."""
         return Commit(self.catalog, tx, self.clock.now_ms(), self._entities)
 
     def drain(self) -> None:
-        """Returns when everything submitted so far is committed."""
+        """Waits until everything submitted so far is committed."""
         self.run(WriteRequest(lambda commit: None))
 
     def reclaim(self) -> None:
-        """Gives freed space back to the disk, uninterrupted; what freed it is done, and does not fail with this."""
+        """Returns freed space to the file system, uninterrupted; a failure does not fail the earlier commit."""
         with Shield(always_busy):
             try:
                 self.engine.reclaim()
@@ -260,24 +273,24 @@ class Writer:
             self.engine.purge()
 
     def reclaim_much(self) -> None:
-        """Gives freed space back when it is an eighth of the store or more."""
+        """Returns freed space to the file system when it is an eighth of the store or more."""
         if self.engine.garbage() * RECLAIM_SHARE >= max(self.engine.size(), RECLAIM_BYTES):
             self.reclaim()
 
     def check_idle_here(self) -> None:
-        """ConfigError when this thread is inside a transaction."""
+        """Raises ConfigError when this thread is inside a transaction."""
         if self._lead.get(LEADER) == get_ident():
             raise self._nested()
 
     def close(self) -> None:
-        """Commits what is pending and refuses everything after."""
+        """Commits pending operations and refuses later operations."""
         self.check_idle_here()
         try:
             with self.shield:
                 self._wait_to_lead()
                 self._closed = True
                 self.let_go()
-                while self._pending:  # an operation behind the others is done when they are
+                while self._pending:  # an operation behind all others is complete when they are
                     self._do(WriteRequest(lambda commit: None), get_ident())
         except BaseException:
             self.release_lead()
@@ -298,13 +311,13 @@ class Writer:
             if batch:
                 self._commit(batch)
         except BaseException as error:
-            # An interrupt, maybe in the middle of gathering: no caller may be left waiting for an answer.
+            # An interrupt, perhaps in the middle of gathering: no caller may be left waiting for an answer.
             for operation in batch:
                 self._withdraw(operation)
             fail_all(batch, error)
             raise
         finally:
-            wake_all(batch)  # as the leader, whom no signal keeps from it
+            wake_all(batch)  # as the leader, which no signal interrupts
             self.let_go()
 
     def _gather(self, batch: list[WriteRequest[object]]) -> None:
@@ -312,7 +325,7 @@ class Writer:
             time.sleep(self.engine.linger)
         pending, size = self._pending, 0
         while pending and len(batch) < GROUP_SUBMISSIONS and size < GROUP_BYTES:
-            operation = pending[0]  # only then removed: an interrupt in between must not lose it
+            operation = pending[0]  # removed only then: an interrupt in between must not lose the operation
             if operation.apply is refuse_turn and not self._closed:
                 break
             batch.append(operation)
@@ -323,7 +336,7 @@ class Writer:
                 self._room.notify_all()
 
     def _pass_on(self) -> None:
-        """Makes sure that a thread commits what is pending."""
+        """Makes sure that a thread commits the pending operations."""
         for operation in tuple(self._pending):
             parked = operation.parked
             if parked is not None:
@@ -344,12 +357,12 @@ class Writer:
             self._park(operation)
 
     def _try_to_lead(self) -> bool:
-        """Takes the lead if no thread has it; this one must not have it already."""
+        """Takes the lead if no thread has it; this thread must not have it already."""
         me = get_ident()
         return self._lead.setdefault(LEADER, me) == me
 
     def _own_lock(self) -> threading.Lock:
-        """The lock this thread parks on; it is held until another thread releases it to wake this one."""
+        """Returns the lock this thread parks on; it is held until another thread releases it to wake this one."""
         try:
             return self._local.parked  # type: ignore[no-any-return]
         except AttributeError:
@@ -360,7 +373,7 @@ class Writer:
     def _park(self, operation: WriteRequest[object]) -> None:
         if operation.parked is None:
             operation.parked = self._own_lock()
-            if self._try_to_lead():  # the leader may have looked for parked callers before we were one
+            if self._try_to_lead():  # the leader may have looked for parked callers before this caller parked
                 self._lead_from_queue(operation)
                 return
         while not operation.done:
@@ -380,7 +393,7 @@ class Writer:
             self._park(operation)
 
     def _abandon(self, operation: WriteRequest[Any]) -> None:
-        """The caller was interrupted: its turn to lead, if it had one, goes to a caller that is still there."""
+        """Withdraws an interrupted caller; its turn to lead, if it had one, goes to another waiting caller."""
         operation.parked = None
         self._withdraw(operation)
         self.release_lead()
@@ -388,25 +401,24 @@ class Writer:
             self._pass_on()
 
     def release_lead(self) -> None:
-        """Releases the lead if this thread has it, however it came to have it."""
+        """Releases the lead if this thread has it, for whatever reason."""
         if self._lead.get(LEADER) == get_ident():
             self.let_go()
 
     def _came_too_late(self, operation: WriteRequest[Any]) -> bool:
-        """Returns True if the writer was closed while an operation was handed over, and no leader will take it any
-        more."""
+        """Returns True if the writer was closed during the submission of an operation, and no leader will run it."""
         return self._closed and self._withdraw(operation)
 
     def _withdraw(self, operation: WriteRequest[object]) -> bool:
-        """Takes an operation back that no leader has begun with; False when it is too late."""
-        with suppress(ValueError), self._room:  # where a submitter may wait for just this place
+        """Withdraws an operation that no leader has begun; returns False when it is too late."""
+        with suppress(ValueError), self._room:  # a submitter may wait for this place
             self._pending.remove(operation)
             self._room.notify_all()
             return True
         return False
 
     def check_process(self) -> None:
-        """Closed in a process that was forked from the one that opened the journal."""
+        """Raises Closed in a process that was forked from the process that opened the journal."""
         if os.getpid() != self.pid:
             raise Closed(
                 f"the journal was opened by process {self.pid} and this one was forked from it; "
@@ -414,7 +426,7 @@ class Writer:
             )
 
     def _nested(self) -> ConfigError:
-        self.check_process()  # the transaction that a forked child is inside of is its parent's
+        self.check_process()  # the transaction that a forked child is inside of belongs to its parent
         return ConfigError(
             "this thread is inside a transaction of this journal, which would wait for itself: "
             "use the transaction's own methods"
@@ -422,19 +434,20 @@ class Writer:
 
     # ── committing ───────────────────────────────────────────────────────────────────────────────────────────────────
     def _commit(self, batch: Sequence[WriteRequest[object]]) -> None:
-        """Does operations in one transaction; every one has its value or its error afterwards, and is done."""
+        """Runs operations in one transaction; afterwards every operation is done and has its value or its error."""
         try:
-            # Said in advance: SQLite fixes at its start how a transaction syncs.
+            # Set in advance: SQLite decides at the beginning how a transaction syncs.
             relaxed = batch[0].relaxed and (len(batch) == 1 or all(operation.relaxed for operation in batch))
             begun = perf_counter()
             with self.engine.write(sync=not relaxed) as tx:
-                commit = Commit(self.catalog, tx, self.clock.now_ms(), self._entities)  # a call less than `begin`
+                # inline, which saves the call of `begin`
+                commit = Commit(self.catalog, tx, self.clock.now_ms(), self._entities)
                 before = 0
                 for operation in batch:
                     try:
                         operation.value = operation.apply(commit, *operation.args)
                     except Exception as error:
-                        if tx.writes + commit.gathered != before:  # what `Commit.changes` says
+                        if tx.writes + commit.gathered != before:  # the value of `Commit.changes`
                             if len(batch) == 1:
                                 raise
                             raise Spoiled from error
@@ -480,10 +493,11 @@ class Writer:
         while True:
             self._pump_wanted.wait()
             self._pump_wanted.clear()
-            if self._pending and self._try_to_lead():  # else its leader looks at what is pending when it lets go
+            # otherwise its leader looks at the pending operations when it releases the lead
+            if self._pending and self._try_to_lead():
                 try:
                     self._lead_once()
-                except BaseException:  # those it concerned were told; the next caller still needs a pump
+                except BaseException:  # the callers concerned were told; the next caller still needs a pump
                     log.exception("a commit was interrupted")
             if self._closed:
                 return
@@ -496,10 +510,13 @@ Answer = TypeVar("Answer", covariant=True)
 
 
 class WriteRequest(msgspec.Struct, Generic[Answer], eq=False, weakref=False):
-    """Something to be done inside a commit: `apply` checks first, then changes; raising before any change is free."""
+    """A request to run inside a commit: `apply` checks first, then changes.
+
+    An error before any change costs nothing.
+    """
 
     apply: Callable[..., Answer]
-    """Called with the commit and `args`."""
+    """The function, which is called with the commit and `args`."""
     size: int = 0
     args: tuple[object, ...] = ()
     relaxed: bool = False
@@ -512,13 +529,17 @@ class WriteRequest(msgspec.Struct, Generic[Answer], eq=False, weakref=False):
 
 
 def refuse_turn(commit: object) -> None:
-    """Stands in the line for a thread that waits for the lead itself. Leaders stop before it, until the writer is
-    closed: then it is done like the others, by being refused."""
+    """Stands in the line for a thread that waits for the lead itself.
+
+    Leaders stop before this operation until the writer is closed; then it is refused like the others.
+    """
     raise Closed("the journal is closed")
 
 
 class Spoiled(Exception):
-    """An operation failed after it had changed something: the transaction must be rolled back and redone one by one."""
+    """The error when an operation failed after a change: the transaction must be rolled back, and its operations
+    redone one by one.
+    """
 
 
 def wake_all(batch: Sequence[WriteRequest[object]]) -> None:
@@ -541,7 +562,9 @@ def wake_thread(lock: threading.Lock) -> None:
 
 
 def fail_all(batch: Sequence[WriteRequest[object]], error: BaseException) -> None:
-    """Nothing of this transaction was kept; those who failed by themselves keep their own reason."""
+    """Fails all operations of a transaction of which nothing was kept; an operation that failed by itself keeps its
+    own error.
+    """
     for operation in batch:
         if operation.done:
             continue
@@ -553,8 +576,10 @@ def fail_all(batch: Sequence[WriteRequest[object]], error: BaseException) -> Non
 
 
 def _error_for_others(error: BaseException) -> BaseException:
-    """Returns the error for the other members of a group: an error of their own, since each raises it in a thread of
-    its own."""
+    """Returns the error for the other operations of a group.
+
+    Each needs its own exception, because each raises it in its own thread.
+    """
     if isinstance(error, PenstockError):
         import copy
 
@@ -582,19 +607,19 @@ main_thread = threading.main_thread().ident
 
 
 class _SignalHandlers:
-    """The state that the main thread's shields share; other threads touch nothing here, but for `Shield.lower`."""
+    """The state that the main thread's shields share; other threads use only `Shield.lower`."""
 
     __slots__ = ("interrupt", "late", "terminate", "up")
 
     def __init__(self) -> None:
         self.up: list[Shield] = []
         self.late: list[tuple[int, FrameType | None]] = []
-        """Signals that wait; one at most."""
+        """The waiting signals, at most one."""
         self.interrupt: object = None
         self.terminate: object = None
 
     def install(self) -> None:
-        # Ours is in place still where another thread has lowered the last shield.
+        # Our handler is still in place when another thread has lowered the last shield.
         interrupt, terminate = getsignal(SIGINT), getsignal(SIGTERM)
         if interrupt is not receive_signal:
             self.interrupt = interrupt
@@ -614,13 +639,13 @@ class _SignalHandlers:
     def remove(self) -> None:
         try:
             self._put_back()
-        except BaseException:  # the first one was in force again, and raised
+        except BaseException:  # the first handler was in force again, and raised
             self._put_back()
             self.late.clear()
             raise
 
     def _put_back(self) -> None:
-        # One that is not ours any more was set inside the block: it stays.
+        # A handler that is not ours was set inside the block and stays.
         if getsignal(SIGINT) is receive_signal:
             set_handler(SIGINT, self.interrupt)
         if getsignal(SIGTERM) is receive_signal:
@@ -635,11 +660,11 @@ class _SignalHandlers:
 
 _signal_handlers = _SignalHandlers()
 late_signals = _signal_handlers.late
-"""Not empty while a signal waits for a shield."""
+"""The waiting signals; not empty while a signal waits for a shield."""
 
 
 def _begin_in_child() -> None:
-    """After a fork: the thread that forked is the main one; shields of another one are not there any more."""
+    """Starts anew after a fork: the thread that forked is the main thread, and shields of other threads are gone."""
     global main_thread
     me = threading.main_thread().ident
     if main_thread != me:
@@ -653,14 +678,15 @@ os.register_at_fork(after_in_child=_begin_in_child)
 
 
 def always_busy(frame: FrameType | None) -> bool:
-    """For a block that is never to be interrupted."""
+    """Returns True, for a block that must never be interrupted."""
     return True
 
 
 class Shield:
-    """A block in which the main thread's signal handlers wait as long as `busy` says; nothing for other threads.
+    """A block in which the main thread's signal handlers wait as long as `busy` returns True; it does nothing in other
+    threads.
 
-    `busy` is given the frame that was interrupted.
+    `busy` gets the interrupted frame.
     """
 
     __slots__ = ("busy",)
@@ -668,7 +694,7 @@ class Shield:
     def __init__(self, busy: Callable[[FrameType | None], bool]) -> None:
         self.busy = busy
 
-    # Every commit of the main thread passes through here: no loop, nothing made.
+    # Every commit of the main thread passes through here, so there is no loop and no new object.
     def __enter__(self) -> None:
         if get_ident() != main_thread:
             return
@@ -677,7 +703,7 @@ class Shield:
             up.append(self)
             if len(up) == 1:
                 _signal_handlers.install()
-        except BaseException:  # a signal's, before ours is the handler
+        except BaseException:  # a signal may raise here, before our handler is set
             if self in up:
                 up.remove(self)
             if not up:
@@ -697,7 +723,7 @@ class Shield:
             up.remove(self)
         if not up:
             if not _signal_handlers.late and getsignal(SIGTERM) is not receive_signal:
-                # The usual case, without a call: one handler, after which nothing is left to put back.
+                # The usual case, without a call: one handler, after which nothing must be restored.
                 if getsignal(SIGINT) is receive_signal:
                     set_handler(SIGINT, _signal_handlers.interrupt)
                 return
@@ -706,14 +732,15 @@ class Shield:
             let_signal_through()
 
     def lower(self) -> None:
-        """Takes the shield away, from whichever thread; the handlers are put back when the main thread's next shield
-        goes."""
+        """Removes the shield, from any thread; the handlers are restored when the main thread's next shield is
+        removed.
+        """
         with suppress(ValueError):
             _signal_handlers.up.remove(self)
 
 
 def let_signal_through() -> None:
-    """Lets a signal take effect that waited for a shield, unless another one is still busy."""
+    """Lets a signal take effect that waited for a shield, unless another shield is still busy."""
     late = _signal_handlers.late
     if late and get_ident() == main_thread:
         frame = sys._getframe(1)
@@ -724,7 +751,7 @@ def let_signal_through() -> None:
 
 
 def receive_signal(number: int, frame: FrameType | None) -> None:
-    """The handler while a shield is up."""
+    """Handles signals while a shield is up."""
     if not _signal_handlers.late and (_is_busy(frame) or is_inside(frame, _OWN)):
         _signal_handlers.late.append((number, frame))
     else:
@@ -736,7 +763,7 @@ def _is_busy(frame: FrameType | None) -> bool:
 
 
 def is_inside(frame: FrameType | None, codes: Collection[CodeType]) -> bool:
-    """Returns True if a frame is that of one of some functions, or of something it called."""
+    """Returns True if a frame belongs to one of some functions, or to a function below it."""
     while frame is not None:
         if frame.f_code in codes:
             return True
@@ -749,12 +776,12 @@ _OWN = (_EXIT, _SignalHandlers.remove.__code__)
 
 
 # ── What a writer counts: commits and how long they took, how many callers shared one, syncs, events by topic ──
-# Only the leader counts, so that plain numbers do and a commit pays a fraction of a microsecond; the registry adds up
-# all writers of the process when they are read.
+# Only the leader counts, so plain numbers suffice and a commit pays a fraction of a microsecond. The registry adds up
+# all writers of the process when the counters are read.
 
 
 GROUP_BUCKETS = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0)
-"""Operations that share a commit, doubling."""
+"""The buckets of the number of operations in a commit, doubling."""
 
 
 class WriterCounters:
@@ -789,7 +816,7 @@ class WriterCounters:
             commits[topic] = commits.get(topic, 0) + 1
 
     def add(self, other: WriterCounters) -> None:
-        """Takes another writer's numbers in."""
+        """Adds another writer's numbers."""
         self.commits += other.commits
         self.operations += other.operations
         self.seconds += other.seconds
@@ -801,7 +828,7 @@ class WriterCounters:
 
 
 class TopicCounters:
-    """Every writer of the process, those that were closed included."""
+    """The counters of every writer of the process, including closed writers."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -809,20 +836,20 @@ class TopicCounters:
         self._open: dict[int, WriterCounters] = {}
 
     def enter(self) -> WriterCounters:
-        """The numbers of a new writer."""
+        """Returns the counters of a new writer."""
         measures = WriterCounters()
         with self._lock:
             self._open[id(measures)] = measures
         return measures
 
     def leave(self, measures: WriterCounters) -> None:
-        """A writer was closed; what it counted stays counted. A second call does nothing."""
+        """Notes that a writer was closed; its counts stay. A second call does nothing."""
         with self._lock:
             if self._open.pop(id(measures), None) is not None:
                 self._closed.add(measures)
 
     def total(self) -> WriterCounters:
-        """All writers together."""
+        """Returns the sum of all writers."""
         total = WriterCounters()
         with self._lock:
             for measures in (self._closed, *self._open.values()):

@@ -1,4 +1,4 @@
-"""A journal's store in this process: what its handles stand on.
+"""The backend of a journal in this process.
 
 An operation of the protocol is a function with the operation's name (`local.topics`, `local.queues`, `local.bulk`). A
 call over HTTP runs the same function. Calls that are hot, stream or wait are methods.
@@ -60,13 +60,13 @@ if TYPE_CHECKING:
 A = TypeVar("A")
 P = TypeVar("P", bound="Projection")
 
-# What a program on topics does not need is imported when it is asked for: such a program starts in half the time.
+# Modules that a program on topics does not need are imported on use, so that such a program starts in half the time.
 
 
 def implementation(name: str) -> Callable[..., Any]:
-    """The function that does an operation and has its name; it takes the backend, the names in the path, the request.
+    """Returns the function of an operation's name; it takes the backend, the names in the path, and the request.
 
-    Operations on queues, and in bulk, are imported when the first of them is asked for: most commands need none.
+    Operations on queues, and bulk operations, are imported on first use, because most commands need none.
     """
     from penstock.core.local import topics
 
@@ -83,24 +83,27 @@ def implementation(name: str) -> Callable[..., Any]:
 
 
 def is_told_caller(run: Callable[..., Any]) -> bool:
-    """Returns True if an implementation is told who asks: it names its second argument so."""
+    """Returns True if an implementation takes the caller: its second parameter is named `caller`."""
     return run.__code__.co_varnames[1:2] == ("caller",)
 
 
 class PendingCommit(msgspec.Struct, Generic[A], frozen=True):
-    """The operation that is waiting for its commit; its implementation neither waits nor looks at the store to
-    say so."""
+    """An operation that waits for its commit; its implementation neither waits nor reads the store."""
 
     prepare: Callable[[], WriteRequest[A]]
-    """Checks and encodes what the commit is given."""
+    """The function that checks and encodes the change."""
     at_once: bool
-    """True if preparing neither runs a program's own checks nor looks at the store: it may run in an event loop."""
+    """True if `prepare` runs no check of the program and does not read the store, so that it may run in an event
+    loop.
+    """
     done: Callable[[A], object] | None = None
-    """Notes that it was committed."""
+    """The function that is called after the commit."""
 
 
 def can_prepare_at_once(at: LocalBackend, drafts: Iterable[Draft]) -> bool:
-    """Returns True if drafts can be prepared without waiting: no gate or fence sees them, and no cause is looked up."""
+    """Returns True if drafts can be prepared without waiting: no gate or fence sees them, and no cause must be
+    looked up.
+    """
     return not at.core.guards and not any(isinstance(draft.cause, str) for draft in drafts)
 
 
@@ -134,7 +137,7 @@ class LocalBackend:
 
     @property
     def queues(self) -> QueueRegistry:
-        """Everything about queues, made when a program or the upkeep of a topic first asks for it."""
+        """The queues of the journal, made at first use by a program or by the upkeep of a topic."""
         return self._queues or self._make_queues()
 
     def _make_queues(self) -> QueueRegistry:
@@ -170,7 +173,7 @@ class LocalBackend:
         return self.core.closed
 
     def call(self, operation: Operation[A], *names: str, request: object = None) -> A:
-        """An operation's answer; `names` are those in its path."""
+        """Returns the answer of an operation; `names` are the names in its path."""
         run = implementation(operation.name)
         asked: list[object] = []
         if is_told_caller(run):
@@ -185,14 +188,14 @@ class LocalBackend:
         return answer
 
     def commit(self, change: PendingCommit[A]) -> A:
-        """The answer to a change, committed."""
+        """Commits a change and returns its answer."""
         answer = self.core.writer.run(change.prepare())
         if change.done is not None:
             change.done(answer)
         return answer
 
     def find(self, operation: Operation[A], *names: str) -> A | None:
-        """The answer to a look-up; None when there is no such thing."""
+        """Returns the answer of a look-up; None without a result."""
         return self.call(operation, *names)
 
     def store(self, what: str, instead: str) -> LocalBackend:
@@ -203,7 +206,7 @@ class LocalBackend:
         return receipts
 
     def open_core(self) -> JournalCore:
-        """The core, which must not be closed."""
+        """Returns the core; raises Closed for a closed journal."""
         self.core.check_open()
         return self.core
 
@@ -212,7 +215,7 @@ class LocalBackend:
         return LocalTopic(self, name)
 
     def log(self, name: str) -> TopicLog:
-        """A topic's log."""
+        """Returns a topic's log."""
         return TopicLog(self.core, check_name(name))
 
     def open_queue(self, journal: Journal, name: str, policy: Mapping[str, object], create: bool) -> Queue:
@@ -225,7 +228,7 @@ class LocalBackend:
         return Queue(self.journal, queue)
 
     def queue(self, name: str) -> LocalQueue:
-        """A queue that must be there."""
+        """Returns an existing queue."""
         return self.queues.existing(name)
 
     # ── together ─────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -292,7 +295,7 @@ class LocalBackend:
 
 
 class LocalTopic(TopicLog):
-    """The base of a `Topic` of a journal in this process: the topic's log, and what event sourcing makes of it."""
+    """The base of a `Topic` of a journal in this process: the topic's log and its event sourcing."""
 
     __slots__ = ("_entities", "_writer")
 

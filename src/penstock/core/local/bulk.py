@@ -1,7 +1,7 @@
-"""The operations of programs that read very many events, as Spark's tasks do: stored blocks, how large ranges are and
-where they are best parted, where wanted events are, correlation ids and states of many entities at once.
+"""The operations for programs that read very many events, such as Spark's tasks: stored blocks, sizes and cuts of
+ranges, positions of wanted events, correlation ids, and states of many entities.
 
-Operations are done here for Spark's planners on this machine and for servers alike.
+Spark's planners on this machine and servers run the same functions.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ T = TypeVar("T")
 
 @contextmanager
 def _topic(at: LocalBackend, name: str) -> Iterator[TopicView]:
-    """A topic in a snapshot of its own; UnknownTopic when it was never written to."""
+    """Opens a topic in its own snapshot; raises UnknownTopic when it was never written to."""
     with at.core.engine.read() as snap:
         view = TopicView.open(snap, check_name(name), at.clock.now_ms())
         if view is None:
@@ -70,7 +70,7 @@ class StoredBlock(msgspec.Struct, gc=False):
 
 
 def stored_blocks(view: TopicView, after: int, through: int) -> Iterator[StoredBlock]:
-    """The blocks with events in after < position ≤ through, ascending. Sealed ones are made of their row groups."""
+    """Yields the blocks with events in after < position ≤ through, ascending; sealed blocks are made of row groups."""
     for part in view.stretches(after, through):
         if part.in_files:
             for block in view.blocks(part.after, part.through):
@@ -110,7 +110,7 @@ def _ends_of(view: TopicView) -> TopicEnds:
 
 
 _UNPACKED = 3
-"""The number of bytes one of a Parquet file stands for, about."""
+"""The approximate number of bytes for one byte of a Parquet file."""
 
 
 def read_sizes(at: LocalBackend, ranges: Sequence[wire.RangeRequest]) -> list[int]:
@@ -121,7 +121,7 @@ def read_sizes(at: LocalBackend, ranges: Sequence[wire.RangeRequest]) -> list[in
 
 
 def _range_size(snap: Snapshot, topic: str, after: int, through: int) -> int:
-    """About how many bytes a range has: as if all its hot blocks were like the one in their middle."""
+    """Returns about how many bytes a range has, from the size of the hot block in its middle."""
     view = TopicView.open(snap, topic)
     if view is None or after >= (through := min(through, view.latest())):
         return 0
@@ -149,9 +149,9 @@ def read_cuts(at: LocalBackend, name: str, query: wire.CutsQuery) -> list[int]:
 
 
 def _range_cuts(view: TopicView, after: int, through: int, pieces: int, *, exactly: bool) -> list[int]:
-    """The bounds of about equal pieces of a range, `after` and `through` among them; parted between blocks.
+    """Returns the bounds of about equal pieces of a range, including `after` and `through`, cut between blocks.
 
-    Where a block has no end near enough there are fewer pieces, unless they are wanted `exactly`.
+    When no block ends near a cut, there are fewer pieces, unless `exactly` is set.
     """
     span = through - after
     pieces = min(pieces, span)
@@ -178,21 +178,23 @@ def _start_near(view: TopicView, seq: int) -> int | None:
 
 # ── wanted events ────────────────────────────────────────────────────────────────────────────────────────────────────
 FOUND_BYTES = 512 << 10
-"""Events found while a read is planned, up to this size, go with the plan: nothing is read for them again."""
+"""The most bytes of events that were found during the planning and go with the plan, so that they are not read
+again.
+"""
 FOUND_EVENTS = 4_096
 LOOKED_UP = 65_536
-"""Events that are looked up; of more, all blocks that may hold one are read."""
+"""The most events that are looked up; for more events, all blocks that may hold them are read."""
 MOST_TERMS = 1_000
 """The most keys, ids, correlations or positions that are looked up."""
 _NEAR = 8_192
-"""Positions between two events that are read along: a block is read as a whole."""
+"""The positions between two events that are read together, because a block is read as a whole."""
 
 
 def read_spans(at: LocalBackend, name: str, asked: wire.SpansRequest) -> SpansDocument:
-    """Returns the spans in after < position ≤ through that may have wanted events: some that were found, and bounds of
-    all others.
+    """Returns the spans in after < position ≤ through that may have wanted events: some found events, and bounds of all
+    others.
 
-    What an index finds may be more than is wanted: one field is looked up in it.
+    The index may find more events than wanted, because only one field is looked up.
     """
     wanted = asked.wanted
     with _topic(at, name) as view:
@@ -216,7 +218,7 @@ def read_spans(at: LocalBackend, name: str, asked: wire.SpansRequest) -> SpansDo
 def _looked_up(
     entities: EntityIndex, view: TopicView, after: int, through: int, wanted: Wanted
 ) -> tuple[Iterable[Event] | None, int]:
-    """All events through a position that one field of what is wanted finds; None: none of them is looked up."""
+    """Returns all events, through a position, that match one wanted field; None when no field is looked up."""
     if seqs := _terms(wanted.seqs):
         return _events_at(view, [seq for seq in seqs if after < seq <= through]), through
     if ids := _terms(wanted.ids):
@@ -246,12 +248,12 @@ def _looked_up(
 
 
 def _terms(terms: tuple[T, ...] | None) -> tuple[T, ...]:
-    """Those that are worth looking up."""
+    """Returns the terms that are worth a look-up."""
     return () if terms is None or len(terms) > MOST_TERMS else terms
 
 
 def _block_of(events: Sequence[Event]) -> bytes:
-    """A block of some events, in order of their positions, with the positions, times and ids that they have."""
+    """Returns a block of events in order of their positions, with their positions, times and ids."""
     rows = [(event._rows, event._row) for event in events]
     columns = Columns([event.kind for event in events], [bytes(some.raw_payload(row)) for some, row in rows])
     columns.binary = [event.binary for event in events]
@@ -266,7 +268,7 @@ def _block_of(events: Sequence[Event]) -> bytes:
 
 
 def _events_at(view: TopicView, seqs: Iterable[int]) -> Iterator[Event]:
-    """The events at ascending positions."""
+    """Yields the events at ascending positions."""
     block: Block | None = None
     for seq in seqs:
         if block is None or seq > block.last:
@@ -282,7 +284,7 @@ def _near_together(positions: Iterable[int]) -> list[Bounds]:
 
 
 def _merge_near(spans: Iterable[Bounds], near: int = 0) -> list[Bounds]:
-    """Ascending bounds, of which those that touch, or are near, are one."""
+    """Returns ascending bounds, with touching or near bounds joined."""
     found: list[Bounds] = []
     for low, high in spans:
         if found and low - found[-1][1] <= near:
@@ -293,7 +295,7 @@ def _merge_near(spans: Iterable[Bounds], near: int = 0) -> list[Bounds]:
 
 
 def intersect(some: Sequence[Bounds], others: Sequence[Bounds]) -> list[Bounds]:
-    """Returns the positions that are in both of two lists of bounds, each in order and without overlaps."""
+    """Returns the intersection of two lists of bounds, each in order and without overlaps."""
     found: list[Bounds] = []
     at = other = 0
     while at < len(some) and other < len(others):
@@ -309,10 +311,9 @@ def intersect(some: Sequence[Bounds], others: Sequence[Bounds]) -> list[Bounds]:
 
 # ── causes ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 def find_correlations(at: LocalBackend, ids: Sequence[str]) -> dict[str, str | None]:
-    """By event id, its correlation id, None where it has none; ids that no event has are left out.
+    """Returns the correlation id by event id, None where an event has none; unknown ids are left out.
 
-    Ids increase with positions, so that events taken in the order of their ids lie in few blocks, and each block is
-    opened once however many of them it holds.
+    Ids increase with positions, so events in the order of their ids are in few blocks, and each block is opened once.
     """
     if len(ids) > wire.MOST_IDS:
         raise ConfigError(f"{len(ids):,} ids are too many at once; at most {wire.MOST_IDS:,}")
@@ -329,7 +330,7 @@ def find_correlations(at: LocalBackend, ids: Sequence[str]) -> dict[str, str | N
 
 
 def _locate(views: list[TopicView], at_hand: dict[str, Block], number: int) -> tuple[Block | None, int | None]:
-    """The block and row of an id; blocks found before are asked first."""
+    """Returns the block and row of an id; blocks of earlier look-ups are checked first."""
     for block in at_hand.values():
         row = block.row_of_id(number)
         if row is not None:
@@ -352,8 +353,7 @@ def drop_staged(at: LocalBackend, caller: Caller, query: wire.DropQuery) -> int:
 
 
 # ── what projected streams remember between batches, and states that were folded anew elsewhere ───────────────────────
-# A request that is repeated changes nothing: a state says which position it has reached, and an older one never takes
-# the place of a newer one.
+# A repeated request changes nothing: a state has its position, and an older state never replaces a newer state.
 def find_states(at: LocalBackend, topic: str, asked: wire.StatesRequest) -> wire.StatesDocument:
     wanted = states.StreamedStates(check_name(topic), asked.name, asked.version, asked.query)
     found: list[states.StreamedState] = []

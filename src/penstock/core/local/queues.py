@@ -70,9 +70,9 @@ def read_queue_stats(at: LocalBackend, name: str, query: wire.GroupQuery) -> ins
 
 
 def open_queue(at: LocalBackend, caller: Caller, name: str, policy: PolicyFields) -> wire.QueueDocument:
-    """Makes the queue when it is not there; a policy other than the stored one is PolicyMismatch.
+    """Opens a queue, and makes a missing queue; a different policy raises PolicyMismatch.
 
-    What has a history as a topic is made one by an admin only, also as a dead-letter queue.
+    Only an admin makes a queue of a topic with a history, also as a dead-letter queue.
     """
     wanted = policy_changes(policy)
     known = at.queues.names()
@@ -200,7 +200,7 @@ def _change(
     note: Callable[[LocalQueue, A], None],
     at_once: bool = True,
 ) -> PendingCommit[A]:
-    """A change of a queue; the store is asked for a queue that was not asked for before."""
+    """Returns a change of a queue; a queue that was not used before is looked up in the store."""
     known = at.queues.known(name)
     return PendingCommit(
         lambda: prepare(known or at.queue(name)),
@@ -217,13 +217,13 @@ def _with_headers(draft: Draft, headers: dict[str, str] | None) -> Draft:
 
 # ── taking ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 FIRST_TAKEN = 64
-"""Messages that are asked for before it is known how large they are."""
+"""The number of messages that are taken first, before their size is known."""
 
 
 async def take_messages(
     at: LocalBackend, caller: WaitingCaller, name: str, wanted: TakeRequest
 ) -> list[wire.DeliveryDocument]:
-    """Waits for the first up to `wait` seconds; a caller that has gone meanwhile gets none."""
+    """Takes messages; waits up to `wait` seconds for the first. A caller that is gone meanwhile gets none."""
     queue, request = await _checked_take(at, caller, name, wanted)
     caller.wake = queue.nudge
     taken: list[Delivery] = []
@@ -235,7 +235,7 @@ async def take_messages(
         except BaseException as error:
             if taken and isinstance(error, Backpressure):
                 break
-            if taken:  # the answer is the error: no consumer would have what came before it
+            if taken:  # the answer is the error: no consumer would get earlier messages of this take
                 await finish(partial(queue.release, taken))
             raise
         taken += found
@@ -247,7 +247,7 @@ async def take_messages(
 async def ack_and_take(
     at: LocalBackend, caller: WaitingCaller, name: str, token: str, wanted: wire.NextRequest
 ) -> list[wire.DeliveryDocument]:
-    """Settles a delivery, and takes the messages that are ready in the same commit; else this waits as a take does."""
+    """Settles a delivery, and takes ready messages in the same commit; without ready messages it waits like a take."""
     queue, request = await _checked_take(at, caller, name, wanted)
     some = replace(request, limit=min(wanted.limit, FIRST_TAKEN), wait=0.0)
     if taken := await queue.ack_and_take_async(token, wanted.result, some, caller.patience):
@@ -258,7 +258,7 @@ async def ack_and_take(
 async def _checked_take(
     at: LocalBackend, caller: WaitingCaller, name: str, wanted: TakeRequest
 ) -> tuple[LocalQueue, TakeRequest]:
-    """A queue that is taken from, and what is taken, checked."""
+    """Returns the queue and the checked request of a take."""
     _check_taken(wanted.limit)
     check_taking(wanted.limit, wanted.group, wanted.consumer, "take")
     queue = at.queues.known(name)
@@ -281,7 +281,7 @@ async def _checked_take(
 
 
 async def _handed_out(queue: LocalQueue, caller: WaitingCaller, taken: list[Delivery]) -> list[wire.DeliveryDocument]:
-    """The answer of a take; a caller that has gone meanwhile gets none."""
+    """Returns the answer of a take; a caller that is gone meanwhile gets no messages."""
     if taken and caller.gone:
         await asyncio.to_thread(queue.release, taken)
         return []
@@ -303,7 +303,7 @@ def claim_deliveries(at: LocalBackend, name: str, wanted: wire.ClaimRequest) -> 
             raise
         taken += found
         size += _bytes_of(found)
-        # With min_idle=0 what was just claimed could be claimed again.
+        # With min_idle=0, messages that were just claimed could be claimed again.
         step = 0 if idle == 0 else _next_step(step, found, taken, size, wanted.limit)
     return list(map(_delivery_document, taken))
 
@@ -318,11 +318,11 @@ def _bytes_of(found: list[Delivery]) -> int:
 
 
 def _next_step(step: int, found: list[Delivery], taken: list[Delivery], size: int, limit: int) -> int:
-    """Returns the number of further messages to ask for, when `step` were asked for and `found`.
+    """Returns the number of further messages to take, after `step` messages were requested and `found`.
 
-    0: that is all, or fills an answer.
+    0 means that the queue is empty, or the answer is full.
 
-    How large messages are is known once some are taken; then the rest is asked for in one go.
+    The size of messages is known after the first messages; then the rest is taken in one step.
     """
     if len(found) < step or size >= PAGE_BYTES:
         return 0
@@ -377,7 +377,7 @@ def extend_delivery(at: LocalBackend, name: str, token: str, wanted: wire.Extend
 
 
 def release_delivery(at: LocalBackend, name: str, token: str, wanted: wire.ReleaseRequest) -> wire.Settled:
-    """Gives it back without counting the attempt; whatever became of it meanwhile, this never fails."""
+    """Gives a delivery back without counting the attempt; never fails, even for a settled delivery."""
     queue, delay = at.queue(name), seconds(wanted.delay, "delay")
     try:
         queue.release([queue.delivery(token)], delay)

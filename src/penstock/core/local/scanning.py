@@ -1,4 +1,4 @@
-"""A topic of a store in this process as a query reads it: blocks, events and sealed files of one snapshot."""
+"""Scans of a topic of a store in this process: blocks, events and sealed files of one snapshot."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def open_scans(core: JournalCore, names: Iterable[str]) -> Iterator[dict[str, TopicScan]]:
-    """Those of the topics that are there, in one snapshot."""
+    """Opens scans of the existing topics, in one snapshot."""
     with core.engine.read() as snap:
         views = [TopicView.open(snap, name, core.clock.now_ms()) for name in names]
         yield {view.name: LocalScan(view, core.index) for view in views if view is not None}
@@ -44,7 +44,7 @@ class LocalScan:
 
     def files(self) -> tuple[list[SealedBytes], int]:
         view, typed = self._view, frozenset(columns_schema(self.columns).names)
-        bulk = next(view.bulk_segments(self.after, self._sealed), None)  # its file does not say positions
+        bulk = next(view.bulk_segments(self.after, self._sealed), None)  # its file has no positions
         through = self._sealed if bulk is None else bulk.first - 1
         found = sealed_files_with(view.snap, view.topic_id, view.name, self.after, through, typed)
         return found, max(self.after, through) if found else self.after

@@ -41,7 +41,7 @@ from penstock.errors import ConfigError, PositionTrimmed
 T = TypeVar("T")
 
 REPORTS = frozenset((pipelines.TOPIC, workers.TOPIC))
-"""Topics of penstock's own in which programs say how they do, from wherever they run."""
+"""The topics of penstock's own in which programs on any machine report their state."""
 
 
 # ── the journal ──────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -60,7 +60,10 @@ def describe_journal(at: LocalBackend, caller: Caller) -> wire.JournalDocument:
 
 
 def read_openapi(at: LocalBackend) -> msgspec.Raw:
-    """It is the same for every client and says nothing of the data, so it needs no token."""
+    """Returns the OpenAPI document.
+
+    It is the same for every client and says nothing about the data, so it needs no token.
+    """
     from penstock.core.protocol.openapi import document
 
     return msgspec.Raw(document())
@@ -114,7 +117,7 @@ def read_across(at: LocalBackend, wanted: wire.AcrossRequest) -> wire.AcrossPage
 
 
 def requested_events(query: wire.FilterQuery, **further: Any) -> EventQuery:
-    """Returns the events that a request wants, beyond positions; `further` arguments are those of `EventQuery`."""
+    """Returns the query of a request, without positions."""
     return EventQuery(
         key=query.key,
         key_prefix=query.key_prefix,
@@ -183,7 +186,7 @@ def append_events(
 
 
 def append_several(at: LocalBackend, caller: Caller, drafts: list[DraftDocument]) -> PendingCommit[list[Receipt]]:
-    """Appends an atomic batch to several topics: every draft names its own."""
+    """Appends an atomic batch to several topics; every draft names its topic."""
     staged: list[Staged] = []
     for number, document in enumerate(drafts):
         if document.topic is None:
@@ -205,7 +208,7 @@ def _at_once(at: LocalBackend, log: TopicLog, drafts: Iterable[Draft]) -> bool:
 
 
 def _ready_log(at: LocalBackend, log: TopicLog) -> TopicLog:
-    """The log; a new one of reports keeps only what is newest, as it does where the store is."""
+    """Returns the log; a new topic of reports keeps only the newest reports."""
     if log.name in REPORTS and not log.latest:
         workers.keep_newest(at.journal.topic(log.name))
     return log
@@ -217,7 +220,7 @@ def list_topics(at: LocalBackend) -> list[str]:
 
 
 def read_topic(at: LocalBackend, name: str) -> wire.TopicDocument:
-    """A topic that nothing was appended to is empty rather than missing: it exists from its first append."""
+    """Describes a topic. A topic without events is empty and not missing: it exists from its first append."""
 
     def described(view: TopicView) -> wire.TopicDocument:
         moved = cursors.read_cursors(view.snap, view.topic_id)
@@ -246,19 +249,19 @@ def compact_topic(at: LocalBackend, name: str, wanted: wire.CompactRequest) -> C
     report = _compact_keys(log) if wanted.through is None else _compact(log, wanted.through, wanted.force)
     if report.removed > report.remaining // 16:
         at.core.writer.reclaim()
-    elif report.removed:  # what is free in the file may be much more than this has freed
+    elif report.removed:  # the file may have much more free space than this has freed
         at.core.housekeeper.request_reclaim()
     return report
 
 
 def _compact(log: TopicLog, through: int, force: bool) -> CompactReport:
-    """Removes events in small commits; the last of them, or all that there is, is on disk when this returns."""
+    """Removes events in small commits, which are on disk when this returns."""
     core, name = log.core, log.name
     holds, trims = ((), core.trims) if force else (core.holds, ())
     report, more = core.run(lambda commit: compact_some(commit, name, through, holds, trims))
     if not more:
         return report
-    through, removed = min(through, report.latest), report.removed  # what is appended meanwhile stays
+    through, removed = min(through, report.latest), report.removed  # events that are appended meanwhile stay
     while more:
         report, more = core.run(lambda commit: compact_some(commit, name, through, holds, trims), relaxed=True)
         removed += report.removed
@@ -267,7 +270,7 @@ def _compact(log: TopicLog, through: int, force: bool) -> CompactReport:
 
 
 def _compact_keys(log: TopicLog) -> CompactReport:
-    """Keeps the newest event of every key; messages of a queue that are not settled stay, whatever their key."""
+    """Keeps the newest event of every key; unsettled messages of a queue stay, whatever their key."""
     core = log.core
     core.writer.check_idle_here()
     removed = compact_by_key(core.writer, log.name, core.housekeeper.holds)
@@ -277,7 +280,7 @@ def _compact_keys(log: TopicLog) -> CompactReport:
 
 # ── erasing ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 def erase_events(at: LocalBackend, caller: Caller, name: str, wanted: wire.EraseRequest) -> EraseReport:
-    """Erases events or masks them, and says in each of them who asked for it."""
+    """Erases or masks events, and records the caller in each event."""
     at.log(name)
     query = requested_events(wanted)
     if wanted.seqs is None and query.everything:
@@ -295,11 +298,11 @@ def erase_events(at: LocalBackend, caller: Caller, name: str, wanted: wire.Erase
 
 # ── reading ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 FILTER_SCAN_LIMIT: Final = 200_000
-"""Events a page looks at for a condition that few fulfil, before it says how far it came."""
+"""The events that a page checks for a rare condition before it returns with the reached position."""
 
 
 def read_event(at: LocalBackend, name: str, event: str) -> Event | None:
-    """By its position, or by its id."""
+    """Returns an event by its position or its id."""
     topic = at.topic(name)
     check_name(name)
     numeric = event.isascii() and event.isdigit() and len(event) <= 18
@@ -311,7 +314,7 @@ def read_events(at: LocalBackend, name: str, query: wire.ReadQuery) -> wire.Even
 
 
 class ReadRange(NamedTuple):
-    """The positions a request asks for: after (exclusive), through (inclusive); and where the topic ends."""
+    """The positions of a request: after (exclusive), through (inclusive); and the end of the topic."""
 
     after: int
     through: int
@@ -327,7 +330,7 @@ class WantedEvents:
         self.filter = _requested_history(log.core.clock, query)
 
     def range(self) -> ReadRange:
-        """The positions it asks for, as the topic is now."""
+        """Returns the requested positions in the topic's current state."""
         return self.log.ask(self._range, ReadRange(self.query.after, 0, 0))
 
     def _range(self, view: TopicView) -> ReadRange:
@@ -341,10 +344,10 @@ class WantedEvents:
         return ReadRange(after, through, latest)
 
     def rows(self, start: int, end: int, read: Callable[[Iterator[Event]], T]) -> T | None:
-        """Returns the rows that `read` makes of the events between two positions; a condition is still to be asked of
-        them.
+        """Returns the rows that `read` makes of the events between two positions; the caller still has to check a
+        condition.
 
-        None when there is no topic; PositionTrimmed when it was dropped since `start` was reached.
+        Returns None for a missing topic; raises PositionTrimmed when it was dropped since `start` was reached.
         """
         query = self._rows_between(start, end)
         found = self.log.ask(lambda view: read(read_view(view, query, self.log.core.index.open)), None)
@@ -353,7 +356,7 @@ class WantedEvents:
         return found
 
     def page(self, limit: int) -> wire.EventPage[Event]:
-        """A page of them, bounded in events and bytes, from one snapshot."""
+        """Returns a page of events, bounded in number and bytes, from one snapshot."""
 
         def read(view: TopicView) -> wire.EventPage[Event]:
             after, through, latest = self._range(view)
@@ -365,11 +368,11 @@ class WantedEvents:
         return self.log.ask(read, wire.EventPage([], None, 0))
 
     def _rows_between(self, after: int, through: int) -> EventQuery:
-        """The query for rows between two positions, of which the condition is asked afterwards."""
+        """Returns the query for rows between two positions, of which the condition is asked afterwards."""
         return replace(self.filter, where=None, after=after, through=through, since=None, until=None)
 
     def _bounded(self, rows: Iterator[Event], limit: int) -> tuple[list[Event], int | None]:
-        """As many as fit, and the position after which there are more."""
+        """Returns as many events as fit, and the position after which more follow."""
         events: list[Event] = []
         size = scanned = 0
         last: Event | None = None
@@ -398,7 +401,7 @@ def find_position(at: LocalBackend, name: str, query: wire.PositionQuery) -> int
 
 
 def _position_at(at: LocalBackend, log: TopicLog, time: str) -> int:
-    """The last position recorded before a time: ISO, or how long ago."""
+    """Returns the last position that was recorded before a time, which is ISO text or a duration before now."""
     ms = to_ms(parse_moment(time, from_ms(at.clock.now_ms())), "time")
     return log.ask(lambda view: view.position_before(ms), 0)
 

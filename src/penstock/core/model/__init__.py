@@ -1,4 +1,4 @@
-"""Values: what is wanted, said once. Handles, the wire, Spark, the command line and the store all say it with these.
+"""Values for requests, each declared once. Handles, the wire, Spark, the command line and the store use these types.
 
 push        what a push says of its messages
 take        which messages to take, for whom and for how long
@@ -10,5 +10,5 @@ durations   seconds, as fields of values
 plan        what a worker over a topic is to do
 arguments   the keyword arguments that several calls share
 
-Nothing here does I/O or knows where a journal is.
+This package does no I/O and does not know where a journal is.
 """

@@ -1,6 +1,7 @@
-"""The keyword arguments that several calls share, each with its type: a misspelt one fails the type checker.
+"""The keyword arguments that several calls share, each with its type, so that a type checker finds a misspelt argument.
 
-A method takes them as `**options: Unpack[…]`; `show_arguments` lets `help`, `inspect.signature` and IPython show each.
+A method takes them as `**options: Unpack[…]`; `show_arguments` lets `help`, `inspect.signature` and IPython show each
+argument.
 """
 
 from __future__ import annotations
@@ -25,10 +26,10 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def show_arguments(arguments: type, default: object = ...) -> Callable[[F], F]:
-    """Lets a function's signature show arguments one by one.
+    """Makes a function's signature show its arguments one by one.
 
-    `default` is the default of every argument, or the struct whose fields have the defaults. `...` says that an
-    argument that is left out stays as it is.
+    `default` is the default of every argument, or the struct whose fields have the defaults. `...` means that a missing
+    argument changes nothing.
     """
     defaults = dict.fromkeys(arguments.__annotations__, default)
     if isinstance(default, type) and issubclass(default, msgspec.Struct):
@@ -49,7 +50,7 @@ def show_arguments(arguments: type, default: object = ...) -> Callable[[F], F]:
 
 
 class DraftArguments(TypedDict, total=False):
-    """The arguments that an event may be appended with; see `Draft`."""
+    """The arguments of an append; see `Draft`."""
 
     key: str | None
     scope: str | None
@@ -81,7 +82,7 @@ def query_fields(given: FilterArguments) -> dict[str, Any]:
 
 
 class SettingsArguments(TypedDict, total=False):
-    """The arguments that a topic may be configured with; see `Settings`."""
+    """The arguments of `Topic.configure`; see `Settings`."""
 
     max_age: Duration | None
     max_events: int | None
@@ -93,7 +94,7 @@ class SettingsArguments(TypedDict, total=False):
 
 
 class PushArguments(TypedDict, total=False):
-    """The arguments that a message may be pushed with; see `Queue.push`."""
+    """The arguments of a push; see `Queue.push`."""
 
     kind: str
     key: str | None
@@ -107,7 +108,7 @@ class PushArguments(TypedDict, total=False):
 
 
 class TakeManyArguments(TypedDict, total=False):
-    """For whom messages are taken, and for how long; see `Queue.take_many`."""
+    """The group, the consumer and the lease of a take; see `Queue.take_many`."""
 
     group: str
     consumer: str | None
@@ -116,14 +117,14 @@ class TakeManyArguments(TypedDict, total=False):
 
 
 class TakeArguments(TakeManyArguments, total=False):
-    """The arguments of a take of one message, which may be named; see `Queue.take`."""
+    """The arguments of a take of one message, which may name the message; see `Queue.take`."""
 
     seq: int | None
     key: str | None
 
 
 class PolicyArguments(TypedDict, total=False):
-    """The arguments that a queue may be made or configured with; see `QueuePolicy`."""
+    """The arguments of a queue's policy; see `QueuePolicy`."""
 
     mode: Literal["work", "fanout"]
     lease: Duration

@@ -1,4 +1,4 @@
-"""Calls of tasks as messages say them: the arguments of a call, and the calls that follow it."""
+"""Calls of tasks in messages: the arguments of a call, and the calls that follow it."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from typing import Any, Final
 import msgspec
 
 THEN: Final = "then"
-"""The header of a message whose call is followed by another: that one's task."""
+"""The header of a message whose call is followed by another call: the task of the following call."""
 JOIN: Final = "join"
-"""The header of a message whose result others wait for: the id of their join, a slash, and its place among them."""
+"""The header of a message of a join: the id of the join, a slash, and the message's index."""
 
 
 UNIQUE: Final = "unique"
-"""The header of a message that is not pushed while another one with the same text waits in its queue."""
+"""The header of a message that is not pushed while another message with the same text waits in its queue."""
 
 
 class NextCall(msgspec.Struct, omit_defaults=True):
-    """A call to be pushed when the one before it has returned: with what that returned, then its own arguments."""
+    """A call that is pushed when the earlier call has returned: with the earlier result, then its own arguments."""
 
     queue: str
     task: str
@@ -46,10 +46,10 @@ class FirstCall(NextCall):
 
 
 class GatherRequest(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
-    """Calls to push together, and those that follow when all of them have returned, with the list of the results."""
+    """Calls to push together, and the calls that follow with the list of the results when all of them have returned."""
 
     id: str
-    """A new id for the whole."""
+    """A new id for the group of calls."""
     calls: list[FirstCall]
     then: list[NextCall] = []
     keep: float | None = None

@@ -7,11 +7,11 @@
     has(payload.address)              the field is there, even when it is null
     len(payload.items)  lower(key)    a length; text in small letters
 
-Fields: seq, topic, kind, key, scope, id, occurred_at, recorded_at, correlation_id, causation_id, tags,
-headers.NAME, payload, and what is inside it: payload.lines[0].sku, payload['a field']. Where messages that were given
-up are chosen (redrive, discard, dead, failed), also error, reason, attempts, failed_at, and error_group: the first line
-of the error with # for numbers and ids, which errors of one cause share. A field that is not there is null; comparing
-things that cannot be compared is false, never an error. Nothing is evaluated but this: no code, no loops, no regular
+Fields: seq, topic, kind, key, scope, id, occurred_at, recorded_at, correlation_id, causation_id, tags, headers.NAME,
+payload, and values inside the payload: payload.lines[0].sku, payload['a field']. Conditions over given-up messages
+(redrive, discard, dead, failed) also have error, reason, attempts, failed_at, and error_group: the first line of the
+error with # for numbers and ids, which is the same for errors of one cause. A missing field is null. A comparison of
+values that cannot be compared is false and never an error. The language has no code, no loops and no regular
 expressions, so a text from a stranger can do no harm.
 """
 
@@ -46,7 +46,7 @@ _COMPARISONS = {"=": "==", "==": "==", "!=": "!=", "<>": "!=", "<": "<", "<=": "
 
 
 FAILURE_WORDS = ("error", "error_group", "reason", "attempts", "failed_at")
-"""The words for why a message was given up, beside the fields of its event."""
+"""The words of conditions over given-up messages, beside the fields of events."""
 
 
 Comparison = tuple[str, str, Any]
@@ -69,7 +69,7 @@ class Where:
         self.parts: tuple[Comparison | None, ...] = parser.parts_of(self._test)
         """The parts that must all hold: comparisons of a field with a value, and None for any other part."""
         self.of_failures = parser.of_failures
-        """True where it asks why a message was given up."""
+        """True if the condition uses a word over given-up messages."""
 
     def __reduce__(self) -> tuple[type[Where], tuple[str]]:
         return Where, (self.text,)
@@ -95,7 +95,7 @@ EventChoice = Where | str | Callable[[Event], bool]
 
 
 def predicate(choice: EventChoice | None) -> Callable[[Event], bool] | None:
-    """A choice as a function; ConfigError when it is none."""
+    """Returns a choice as a function; raises ConfigError for any other value."""
     if isinstance(choice, str):
         return Where(choice)
     if choice is not None and not callable(choice):
@@ -104,7 +104,7 @@ def predicate(choice: EventChoice | None) -> Callable[[Event], bool] | None:
 
 
 def check_events_chosen(condition: Where) -> Where:
-    """Returns a condition that chooses among events; ConfigError where it asks why a message was given up."""
+    """Returns a condition over events; raises ConfigError when it uses a word over given-up messages."""
     if condition.of_failures:
         raise ConfigError(
             f"{', '.join(FAILURE_WORDS)} say why a message was given up: conditions of redrive, discard, dead and "
@@ -132,7 +132,7 @@ class _Parser:
         return (self._comparisons.get(test),)
 
     def _noted(self, sign: str, left: Value, right: Sequence[Value], test: Value) -> Value:
-        """A test; where it compares a field with values, that is noted."""
+        """Returns a test; notes a comparison of a field with values."""
         if left in self._names and all(value in self._constants for value in right):
             values = [self._constants[value] for value in right]
             self._comparisons[test] = self._names[left], sign, values if sign == "in" else values[0]
@@ -192,7 +192,7 @@ class _Parser:
             raise self._refused(f"{text!r} was expected here")
 
     def _refused(self, what: str) -> ConfigError:
-        """The error that says what is wrong where the parser stands."""
+        """Returns the error for the parser's current place."""
         at = self._tokens[self._at][2] if self._at < len(self._tokens) else len(self._text)
         return self._error(what, at)
 
@@ -330,12 +330,12 @@ class _Parser:
 
 
 # ── What the parts of a condition are for an event: fields, comparisons, searches, functions ──
-# `conditions` reads a text and puts it together out of these. None of them raises: what is not there is null, and what
-# does not compare is false.
+# The parser builds a condition from these functions. None of them raises: a missing value is null, and a comparison of
+# incomparable values is false.
 
 
 Value = Callable[[Event], Any]
-"""Something of a condition, for one event."""
+"""A part of a condition, as a function of an event."""
 
 
 class _Missing:
@@ -365,7 +365,7 @@ def field_at(name: str, steps: tuple[str | int, ...]) -> Value:
 
 
 def failure_at(word: str) -> Value:
-    """Returns what a word says of a message that was given up; nothing of any other event."""
+    """Returns the value of a word for a given-up message; a missing value for any other event."""
 
     def failure(event: Event) -> Any:
         if not isinstance(event, GivenUpEvent):
@@ -403,7 +403,7 @@ def _plain(value: object) -> Any:
 
 
 def _like_with_like(left: object, right: object) -> tuple[Any, Any] | None:
-    """Two values in a form that compares, or None when they do not."""
+    """Returns two values in a comparable form, or None when they cannot be compared."""
     left, right = _plain(left), _plain(right)
     if isinstance(left, datetime) and isinstance(right, str):
         right = moment(right)
@@ -422,14 +422,14 @@ def _like_with_like(left: object, right: object) -> tuple[Any, Any] | None:
 
 
 def moment(text: str) -> datetime | None:
-    """The time that a text names, in local time where it names no zone; None when it names none."""
+    """Returns the time in a text, in local time without a zone; None for any other text."""
     try:
         found = datetime.fromisoformat(text)
     except ValueError:
         return None
     try:
         return found if found.tzinfo else found.astimezone()
-    except (OverflowError, ValueError):  # at the edge of the years there are, no local time
+    except (OverflowError, ValueError):  # no local time exists at the limits of the calendar
         return found.replace(tzinfo=UTC)
 
 
@@ -457,7 +457,7 @@ def compared(sign: str, left: Value, right: Value) -> Value:
 
 
 def searched(word: str, left: Value, right: Value) -> Value:
-    """`contains`, `startswith` or `endswith`."""
+    """Returns the value of `contains`, `startswith` or `endswith`."""
 
     def search(event: Event) -> bool:
         whole, part = left(event), right(event)
@@ -475,7 +475,7 @@ def searched(word: str, left: Value, right: Value) -> Value:
 
 
 def applied(name: str, inner: Value) -> Value:
-    """`has`, `len` or `lower` of a value."""
+    """Returns `has`, `len` or `lower` of a value."""
     if name == "has":
         return lambda event: inner(event) is not _MISSING
 

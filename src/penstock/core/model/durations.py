@@ -10,5 +10,7 @@ Seconds = Annotated[
     float,
     Meta(extra={"duration": True}, extra_json_schema={"type": ["number", "string"], "examples": [90, "1h30m"]}),
 ]
-"""A duration that was read: the type of fields in values, stores and requests. A request's JSON may say it as text; see
-`Operation.body_decoder`."""
+"""A parsed duration: the type of fields in values, stores and requests.
+
+The JSON of a request may hold a duration as text; see `Operation.body_decoder`.
+"""

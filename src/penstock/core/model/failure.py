@@ -1,4 +1,4 @@
-"""A failed attempt in words: the error's type and message, and its traceback, as dead letters and logs keep them."""
+"""A failed attempt as text: the error's type and message, and its traceback, for dead letters and logs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class FailureText(msgspec.Struct, frozen=True):
     """The record of a failed attempt."""
 
     error: str | None = None
-    """The exception's type and message, or the text that `nack` was given."""
+    """The exception's type and message, or the text of `nack`."""
     traceback: str | None = None
     """The exception's traceback, with its causes."""
 
@@ -29,9 +29,9 @@ class NackRequest(FailureText, frozen=True, forbid_unknown_fields=True, omit_def
     """The time at which the message is offered again, and the reason for giving it back; `dead` gives it up."""
 
     delay: Seconds | None = None
-    """The time to wait, whatever the policy says."""
+    """The time to wait, which overrides the policy."""
     default_delay: Seconds = 0.0
-    """The time to wait without a `delay`, where the queue's policy has no `retry`: what a worker's failures wait."""
+    """The time to wait without a `delay` when the queue's policy has no `retry`: the wait of a worker's failures."""
     dead: bool = False
 
 
@@ -48,11 +48,11 @@ class Attempt(msgspec.Struct, frozen=True, omit_defaults=True):
     ended_at: datetime
     ended: AttemptEnd
     consumer: str | None = None
-    """Who had it, if it gave its name; workers do."""
+    """The consumer of the attempt, if it gave its name; workers do."""
     host: str | None = None
     """The consumer's machine."""
     error: str | None = None
-    """The exception's type and message, or the text it was given back with; long ones lose their middle."""
+    """The exception's type and message, or the text of `nack`; a long text loses its middle."""
 
 
 def check_nack(
@@ -62,7 +62,7 @@ def check_nack(
     default_delay: float = 0.0,
     dead: bool = False,
 ) -> NackRequest:
-    """A nack's arguments, checked. `GiveUp` and `TryAgain` say themselves what becomes of the message."""
+    """Returns the checked arguments of a nack. `GiveUp` and `TryAgain` decide on the message by themselves."""
     if isinstance(error, GiveUp):
         dead = True
     elif isinstance(error, TryAgain) and error.after is not None:
@@ -72,7 +72,7 @@ def check_nack(
 
 
 def failure_text(error: str | BaseException | None, traceback: str | None = None) -> FailureText:
-    """An exception, or an error's text, as it is kept: bounded, and text that every encoder takes."""
+    """Returns an exception, or an error's text, in its stored form: bounded text that every encoder accepts."""
     if isinstance(error, BaseException):
         import traceback as formatting
 
@@ -103,32 +103,34 @@ def trim_traceback(error: BaseException) -> None:
 
 
 def is_between(file: str) -> bool:
-    """Returns True if a file is of penstock, or of what runs threads and coroutines."""
+    """Returns True if a file belongs to penstock, or to the code that runs threads and coroutines."""
     *_, folder, name = ["", *file.replace("\\", "/").split("/")]
     return file.startswith(_PENSTOCK) or folder in ("asyncio", "concurrent", "futures") or name == "threading.py"
 
 
 def describe(error: BaseException) -> str:
-    """An exception's type and message in one line of text."""
+    """Returns an exception's type and message in one line of text."""
     try:
         text = str(error)
-    except Exception:  # an exception's own __str__ may fail, which must not hide it
+    except Exception:  # an exception's own __str__ may fail, which must not hide the exception
         text = "its message cannot be shown"
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
 def cut_middle(text: str, limit: int) -> str:
-    """Text of at most `limit` bytes in UTF-8: its beginning and its end, and between them how much was cut."""
+    """Returns a text of at most `limit` bytes in UTF-8: its beginning and its end, and between them the number of
+    cut bytes.
+    """
     stored = text.encode("utf-8", "backslashreplace")
     if len(stored) <= limit:
         return stored.decode()
     mark = f"\n… {len(stored) - limit:,} bytes cut …\n".encode()
-    # The end of a traceback says what happened, its beginning only where it began.
+    # The end of a traceback shows the failure; its beginning shows only where the call began.
     head = (limit - len(mark)) // 3
     tail = limit - len(mark) - head
     return b"".join((_whole(stored[:head]), mark, _whole(stored[-tail:]))).decode()
 
 
 def _whole(part: bytes) -> bytes:
-    """Bytes without the characters that a cut went through."""
+    """Returns bytes without characters that were cut."""
     return part.decode("utf-8", "ignore").encode()

@@ -11,7 +11,7 @@ from penstock.core.model.query import EventQuery
 
 
 class BatchPlan(msgspec.Struct, frozen=True):
-    """The plan of a worker over a topic: for whom, with which events, how many at a time."""
+    """The plan of a worker over a topic: the consumer, the wanted events, and the size of batches."""
 
     consumer: str
     handler: Callable[..., object]

@@ -1,4 +1,4 @@
-"""The options of a push: the one value that handles, the wire, schedules and moves say it with."""
+"""The options of a push, for handles, the wire, schedules and moves."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class PushOptions(msgspec.Struct):
     kind: str = "message"
     key: str | None = None
     priority: int | Literal["front"] = 0
-    """In a queue that has priorities; "front" in any: before all that wait."""
+    """The priority, in a queue with priorities; "front", in any queue, goes before all waiting messages."""
     delay: Duration = 0
     not_before: datetime | None = None
     dedup: str | None = None

@@ -1,4 +1,4 @@
-"""The wanted events: the one value that every read, subscription, worker, page and task of Spark says it with."""
+"""A query for events, for every read, subscription, worker, page and Spark task."""
 
 from __future__ import annotations
 
@@ -22,28 +22,28 @@ if TYPE_CHECKING:
 
 
 class EventQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """The wanted events: `EventQuery(kinds={"paid"}, where="payload.total > 10")`; all of it must hold."""
+    """A query for events: `EventQuery(kinds={"paid"}, where="payload.total > 10")`. An event must match all fields."""
 
     key: str | None = None
     """Only events of this entity."""
     key_prefix: str | None = None
-    """Only events whose key begins so."""
+    """Only events whose key begins with this text."""
     kinds: frozenset[str] | None = None
-    """Only events of these kinds; any collection of texts, or one text, may be given."""
+    """Only events of these kinds: a collection of texts, or one text."""
     scope: str | None = None
     """Only events of this scope."""
     tags: frozenset[str] | None = None
-    """Only events that have all of these tags; any collection of texts, or one text, may be given."""
+    """Only events with all of these tags: a collection of texts, or one text."""
     where: str | None = None
     """The text of a condition: only events for which it holds. A `Where` may be given."""
     after: int = 0
     """Only events at later positions."""
     through: int = MAX_POSITION
-    """The last position wanted; None may be given for no end."""
+    """The last wanted position; None for no end."""
     limit: int | None = None
-    """The number of events at the most."""
+    """The most events to return."""
     since: datetime | None = None
-    """Only events recorded since this time."""
+    """Only events recorded at or after this time."""
     until: datetime | None = None
     """Only events recorded before this time."""
     reverse: bool = False
@@ -69,7 +69,7 @@ class EventQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         ) -> None: ...
 
     def __post_init__(self) -> None:
-        """Checks what was given, and takes from the condition what an index or a summary can look up."""
+        """Checks the fields, and derives filters from the condition that an index or a summary can look up."""
         check_position(self.after, "after")
         check_limit(self.limit)
         force_setattr(self, "through", _end(self.through))
@@ -116,7 +116,7 @@ class EventQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     @property
     def everything(self) -> bool:
-        """True if all events between its positions are wanted."""
+        """True if all events between the positions are wanted."""
         return (
             self.key is None
             and self.key_prefix is None
@@ -128,16 +128,16 @@ class EventQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     @property
     def indexed(self) -> bool:
-        """True if the index finds the wanted events: a read costs about as much as it finds."""
+        """True if the index finds the wanted events: the cost of a read grows with its answer."""
         return self.key is not None or self.tags is not None
 
     @property
     def nothing(self) -> bool:
-        """True if no event could be meant, whatever the topic holds."""
+        """True if no event can match."""
         return self.limit == 0 or self.kinds == frozenset()
 
     def matches(self, event: Event) -> bool:
-        """Returns True if an event is wanted, wherever it stands."""
+        """Returns True if an event is wanted, whatever its position."""
         return (
             (self.kinds is None or event.kind in self.kinds)
             and (self.key is None or event.key == self.key)
@@ -148,18 +148,18 @@ class EventQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         )
 
     def fulfilled(self, found: Iterator[Event]) -> Iterator[Event]:
-        """Those of the events in wanted rows for which the condition holds; as many as are wanted."""
+        """Yields the events in wanted rows for which the condition holds, up to the limit."""
         condition = self.condition
         return found if condition is None else islice(filter(condition, found), self.limit)
 
     @property
     def rows_wanted(self) -> int | None:
-        """The number of wanted rows to look for: all of them where a condition is to be asked."""
+        """The number of wanted rows to look for: unlimited when a condition must be checked."""
         return self.limit if self.where is None else None
 
 
 def check_follower(wanted: EventQuery) -> EventQuery:
-    """The query of a follower; ConfigError when no event that comes could be meant."""
+    """Returns the query of a follower; raises ConfigError when no future event can match."""
     if wanted.nothing:
         raise ConfigError("a follower of no kind would never get an event: leave kind= out for all of them")
     return wanted
@@ -185,8 +185,10 @@ def _kinds(kinds: Iterable[str]) -> frozenset[str]:
 
 
 def _implied(wanted: EventQuery, condition: Where) -> dict[str, Any]:
-    """Returns the filters that a condition implies, for fields that the query does not filter. The condition is asked
-    all the same."""
+    """Returns the filters that a condition implies, for fields that the query does not filter.
+
+    The condition itself is still checked.
+    """
     found: dict[str, Any] = {}
     by_key = wanted.key is None and wanted.key_prefix is None
     for part in condition.parts:

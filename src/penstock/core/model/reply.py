@@ -1,4 +1,4 @@
-"""Replies: the headers with which a message asks that its outcome is kept, and for how long."""
+"""Replies: the headers with which a message asks to keep its outcome, and for how long."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Final, NamedTuple
 from penstock.core.clock import LONGEST_SECONDS
 
 REPLY: Final = "reply-to"
-"""The topic of outcomes; behind a # the token of the outcome, where that is not the message's own id."""
+"""The topic of outcomes; a # precedes the token of the outcome, if it differs from the message's own id."""
 KEEP: Final = "keep-result"
-"""For how many seconds the outcome is kept."""
+"""The header with the seconds for which the outcome is kept."""
 SUFFIX: Final = ".results"
 """The end of the name of a topic of outcomes."""
 
@@ -20,18 +20,21 @@ class WantedReply(NamedTuple):
 
     topic: str
     token: str
-    """The key of the outcome: the id that the message had when it was first pushed."""
+    """The key of the outcome: the message's id at its first push."""
     keep: float | None
-    """Seconds for which the outcome is kept; None: as long as the topic keeps its events."""
+    """The seconds for which the outcome is kept; None for as long as the topic keeps its events."""
 
 
 def reply_headers(queue: str, keep: float | None) -> dict[str, str]:
-    """The headers of a message of a queue whose outcome is to be kept."""
+    """Returns the headers of a message of a queue whose outcome is kept."""
     return {REPLY: queue + SUFFIX, **({} if keep is None else {KEEP: f"{keep:g}"})}
 
 
 def read_reply(headers: Mapping[str, str], id: str) -> WantedReply | None:
-    """The reply that the message with this id wants; None: it wants none. Any producer may have written the headers."""
+    """Returns the wanted reply of the message with this id; None without a wanted reply.
+
+    Any producer may have written the headers.
+    """
     given = headers.get(REPLY)
     if given is None:
         return None
@@ -42,7 +45,7 @@ def read_reply(headers: Mapping[str, str], id: str) -> WantedReply | None:
 
 
 def read_keep(headers: Mapping[str, str]) -> float | None:
-    """For how long an outcome is kept, as far as a header says so."""
+    """Returns for how long an outcome is kept, as far as a header says so."""
     try:
         keep = float(headers.get(KEEP, ""))
     except ValueError:
@@ -51,6 +54,9 @@ def read_keep(headers: Mapping[str, str]) -> float | None:
 
 
 def keep_reply(headers: Mapping[str, str], id: str) -> dict[str, str]:
-    """The headers of a message for a copy of it, which has an id of its own: the outcome stays that of this id."""
+    """Returns the headers for a copy of a message.
+
+    The copy has an id of its own, and its outcome keeps the first id.
+    """
     wanted = read_reply(headers, id)
     return dict(headers) if wanted is None else {**headers, REPLY: f"{wanted.topic}#{wanted.token}"}

@@ -32,7 +32,7 @@ class TakeRequest(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True
     key: str | None = None
     """Only the next message of this ordering key."""
     host: str | None = None
-    """The consumer's machine, for those who look; the address that the request comes from, if not said."""
+    """The consumer's machine, for display; default: the address of the request."""
     since: datetime | None = None
     """The time when the consumer began."""
 
@@ -54,14 +54,14 @@ def take_request(
     seq: int | None = None,
     key: str | None = None,
 ) -> TakeRequest:
-    """A take's arguments, checked; `what` asks for it."""
+    """Returns the checked arguments of a take; `what` names the call in errors."""
     check_taking(limit, group, consumer, what)
     hold = None if lease is None else seconds(lease, "lease")
     return TakeRequest(limit, group, consumer, seconds(wait, "wait"), hold, newest, seq, key)
 
 
 def check_taking(limit: int, group: str, consumer: str | None, what: str) -> None:
-    """Refuses what no take could do; `what` asks for it."""
+    """Refuses impossible arguments of a take; `what` names the call in errors."""
     if check_limit(limit) is None:
         raise ConfigError(f"{what} needs a limit: how many messages you can work on within one lease")
     check_taker(group, consumer)

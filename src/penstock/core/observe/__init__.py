@@ -1,4 +1,4 @@
-"""The state of a journal, in values and in the counters of this process; `sampling` looks at a whole journal.
+"""The state of a journal, in values and in the counters of this process; `sampling` examines a whole journal.
 
 sample      values: how topics and queues do
 metrics     counters, gauges and histograms of this process

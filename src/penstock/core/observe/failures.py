@@ -1,4 +1,4 @@
-"""Messages that were given up, grouped by their errors: of two that differ in numbers alone the error is the same."""
+"""Given-up messages, grouped by their errors; errors that differ only in numbers are the same error."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from penstock.core.units import GROUP_LENGTH, error_group
 
 
 class ErrorGroup(msgspec.Struct):
-    """Messages that were given up for errors that are alike."""
+    """Messages that were given up for similar errors."""
 
     error: str
     count: int
     since: datetime | None
     last: datetime | None
     where: str
-    """The condition that chooses them."""
+    """The condition that chooses these messages."""
 
 
 def by_error(found: Iterable[FailedMessage]) -> list[ErrorGroup]:
@@ -38,5 +38,5 @@ def by_error(found: Iterable[FailedMessage]) -> list[ErrorGroup]:
 
 
 def quoted(text: str) -> str:
-    """A text as a condition writes it."""
+    """Returns a text in the notation of conditions."""
     return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"

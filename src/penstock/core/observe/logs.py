@@ -1,4 +1,4 @@
-"""Loggers that import `logging` when there is something to say: most commands never have, and start sooner."""
+"""Loggers that import `logging` at their first message; most commands log nothing, and start faster."""
 
 from __future__ import annotations
 

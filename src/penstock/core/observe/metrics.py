@@ -7,9 +7,8 @@
     REGISTRY.snapshot()["buffer.batches_flushed"]           # 1.0
     REGISTRY.prometheus_text()                              # penstock_buffer_batches_flushed_total 1.0
 
-Counting takes no lock: every thread adds to a cell of its own and only the reader sums the cells, so an increment is
-exact under any number of threads. Names are dotted here; Prometheus sees underscores and
-the prefix `penstock_`.
+Counting takes no lock: every thread adds to its own cell, and only the reader sums the cells, so an increment is exact
+under any number of threads. Names have dots here; Prometheus sees underscores and the prefix `penstock_`.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ class Counter:
 
 
 class Gauge:
-    """A number that is what it was last set to."""
+    """A number that holds the last set value."""
 
     __slots__ = ("value",)
 
@@ -85,7 +84,7 @@ class Reading:
         self.sum = total
 
     def buckets(self) -> Iterator[tuple[float, int]]:
-        """Each bound, the last one infinite, with how many observations lie at or below it."""
+        """Yields each bound, the last bound infinite, with the number of observations at or below it."""
         return zip([*self.bounds, math.inf], self.cumulative, strict=True)
 
 
@@ -117,7 +116,7 @@ class Histogram:
             self.observe(perf_counter() - started)
 
     def read(self) -> Reading:
-        """All threads' observations together."""
+        """Returns the observations of all threads together."""
         counts = [0] * (len(self._bounds) + 1)
         total = 0.0
         for cell in list(self._cells.values()):
@@ -130,11 +129,11 @@ class Histogram:
 M = TypeVar("M", Counter, Gauge, Histogram)
 Kind = Literal["counter", "gauge", "histogram"]
 Source = Callable[[], "Iterable[tuple[tuple[str, ...], float | Reading]]"]
-"""Says the values of a metric that is counted elsewhere."""
+"""A function that returns the values of a metric that is counted elsewhere."""
 
 
 class Watched:
-    """A metric that is counted elsewhere: its values are asked for when they are read."""
+    """A metric that is counted elsewhere; its values are computed when they are read."""
 
     def __init__(self, name: str, help: str, kind: str, labels: tuple[str, ...], source: Source) -> None:
         self.name = name
@@ -144,7 +143,7 @@ class Watched:
         self._source = source
 
     def readings(self) -> list[tuple[tuple[str, ...], float | Reading]]:
-        """Every value now, with its label values in the order of `label_names`."""
+        """Returns every value now, with its label values in the order of `label_names`."""
         return sorted(self._source(), key=lambda item: item[0])
 
 
@@ -158,7 +157,7 @@ class Family(Watched, Generic[M]):
         self._lock = threading.Lock()
 
     def labels(self, **values: str) -> M:
-        """The child for these label values, made on first use."""
+        """Returns the child for these label values, which is made on first use."""
         if tuple(sorted(values)) != tuple(sorted(self.label_names)):
             raise ConfigError(f"metric {self.name} has the labels {self.label_names}, not {tuple(values)}")
         key = tuple(str(values[name]) for name in self.label_names)
@@ -174,38 +173,41 @@ class Family(Watched, Generic[M]):
 
 
 class Registry:
-    """A set of metrics. `REGISTRY` is the process's own; give a fresh one to count a single producer or test apart."""
+    """A set of metrics.
+
+    `REGISTRY` belongs to the process; use a new registry to count a single producer or test apart.
+    """
 
     def __init__(self) -> None:
         self._families: dict[str, Watched] = {}
         self._lock = threading.Lock()
 
     def counters(self, name: str, help: str, labels: tuple[str, ...]) -> Family[Counter]:
-        """A counter split by labels."""
+        """Returns a counter split by labels."""
         return self._family(name, help, "counter", labels, Counter)
 
     def counter(self, name: str, help: str) -> Counter:
-        """A counter without labels."""
+        """Returns a counter without labels."""
         return self.counters(name, help, ()).labels()
 
     def gauges(self, name: str, help: str, labels: tuple[str, ...]) -> Family[Gauge]:
-        """A gauge split by labels."""
+        """Returns a gauge split by labels."""
         return self._family(name, help, "gauge", labels, Gauge)
 
     def gauge(self, name: str, help: str) -> Gauge:
-        """A gauge without labels."""
+        """Returns a gauge without labels."""
         return self.gauges(name, help, ()).labels()
 
     def histograms(
         self, name: str, help: str, labels: tuple[str, ...], bounds: tuple[float, ...] = DURATION_BUCKETS
     ) -> Family[Histogram]:
-        """A histogram split by labels."""
+        """Returns a histogram split by labels."""
         if not bounds or list(bounds) != sorted(set(bounds)):
             raise ConfigError(f"the bounds of metric {name} must increase: {bounds}")
         return self._family(name, help, "histogram", labels, lambda: Histogram(bounds))
 
     def histogram(self, name: str, help: str, bounds: tuple[float, ...] = DURATION_BUCKETS) -> Histogram:
-        """A histogram without labels."""
+        """Returns a histogram without labels."""
         return self.histograms(name, help, (), bounds).labels()
 
     def _family(self, name: str, help: str, kind: str, labels: tuple[str, ...], make: Callable[[], M]) -> Family[M]:
@@ -219,25 +221,25 @@ class Registry:
         return family
 
     def watch(self, kind: Kind, name: str, help: str, labels: tuple[str, ...], source: Source) -> None:
-        """A metric whose values `source` says when asked: pairs of label values and a number, or a Reading."""
+        """Adds a metric whose values `source` returns: pairs of label values and a number, or a Reading."""
         with self._lock:
             if name in self._families:
                 raise ConfigError(f"metric {name} exists already")
             self._families[name] = Watched(name, help, kind, labels, source)
 
     def forget(self, name: str) -> None:
-        """Drops a metric; nothing happens when there is none."""
+        """Drops a metric; ignores an unknown metric."""
         with self._lock:
             self._families.pop(name, None)
 
     def families(self) -> list[Watched]:
-        """Every metric, by name."""
+        """Returns every metric, by name."""
         return [self._families[name] for name in sorted(self._families)]
 
     def snapshot(self) -> dict[str, Any]:
-        """Every value now, by name: numbers for counters and gauges, count/sum/buckets for histograms.
+        """Returns every value now, by name: numbers for counters and gauges, count/sum/buckets for histograms.
 
-        A metric with labels is spelled `name{label=value}`, one key per child.
+        A metric with labels is named `name{label=value}`, with one key for each child.
         """
         values: dict[str, Any] = {}
         for family in self.families():
@@ -252,7 +254,7 @@ class Registry:
         return values
 
     def prometheus_text(self, without: Container[str] = ()) -> str:
-        """Every value in Prometheus's text format, but for the metrics named; needs nothing installed."""
+        """Returns every value in Prometheus's text format, except for named metrics; needs no further package."""
         lines: list[str] = []
         for family in self.families():
             if family.name in without:
@@ -320,14 +322,14 @@ def _escape_help(text: str) -> str:
     return text.replace("\\", "\\\\").replace("\n", "\\n")
 
 
-#: The process's metrics: what penstock counts unless it is given another registry.
+#: The process's metrics, which penstock uses unless it gets another registry.
 REGISTRY = Registry()
 
 
 def watch(journal: Any) -> None:
     """Adds a journal's present state (backlogs, oldest ages, lags) to the process's metrics, as gauges.
 
-    It is looked at when the metrics are read, at most once a second; a closed journal says nothing any more.
+    The journal is sampled when the metrics are read, at most once a second; a closed journal is ignored.
     """
     from penstock.core.sampling.collect import watch
 

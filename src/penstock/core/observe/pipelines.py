@@ -1,9 +1,9 @@
-"""The state of pipelines, as they report it: read from the journal, without Spark.
+"""The state of pipelines from their own reports, read from the journal without Spark.
 
 A pipeline (`penstock run`) appends to the topic `penstock.pipelines`, at most once a second, one event for each flow
-that has changed: kind `flow.reported`, key `pipeline/flow`, payload a `FlowStatus`. The newest event of a key is how
-that flow stands; older ones are compacted away in passing. A flow that is unchanged reports every fifteen seconds all
-the same, so that silence means something.
+that has changed: kind `flow.reported`, key `pipeline/flow`, payload a `FlowStatus`. The newest event of a key is the
+state of the flow; older events are compacted away in the background. An unchanged flow also reports every fifteen
+seconds, so that silence means a failure.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ KIND: Final = "flow.reported"
 FORGOTTEN: Final = "flow.forgotten"
 """The kind of the last event of a flow that was forgotten."""
 HEARTBEAT: Final = 15.0
-"""Seconds after which a flow reports even if nothing has changed."""
+"""The seconds after which an unchanged flow reports again."""
 SILENT: Final = 60.0
 """The seconds without a report after which a flow no longer counts as running."""
 
 State = Literal["pending", "starting", "running", "waiting", "done", "stopped", "failed"]
-"""pending: comes after other flows. waiting: failed, started again soon. done: has read all there was (--once)."""
+"""pending: follows other flows. waiting: failed, and starts again soon. done: has read everything (--once)."""
 
 LIVE: Final = frozenset({"pending", "starting", "running", "waiting"})
 """The states of a pipeline that runs."""
@@ -48,16 +48,18 @@ class FlowStatus(msgspec.Struct, kw_only=True):
     batch: int | None = None
     """The number of the newest batch."""
     rows: int = 0
-    """Rows read since this run began."""
+    """The rows read since this run began."""
     rows_out: int = 0
-    """Rows written since this run began."""
+    """The rows written since this run began."""
     rows_per_second: float | None = None
-    """Rows read, over the last ten seconds."""
+    """The rows read a second, over the last ten seconds."""
     lag: int | None = None
     """The unread events of its topics and manifest entries of its buffers; None when a source cannot say."""
     read_to: dict[str, int] = {}
-    """Of each manifest of its buffers (by url and path): the first sequence that it has not read. What was read is
-    removed from the manifest when the next batch begins, so until then it is there and waits for no flow."""
+    """For each manifest of the flow's buffers (by url and path): the first unread sequence.
+
+    Read entries stay in the manifest until the next batch begins, and do not wait for a flow.
+    """
     batch_seconds: float | None = None
     """The seconds that the newest batch took."""
     restarts: int = 0
@@ -75,14 +77,14 @@ class FlowStatus(msgspec.Struct, kw_only=True):
         return f"{self.pipeline}/{self.flow}"
 
     def believed(self, now: datetime) -> str:
-        """The state, or `silent` when a flow that claims to run has not said so for a minute."""
+        """Returns the state, or `silent` when a running flow has not reported for a minute."""
         if self.state in LIVE and self.reported_at is not None and (now - self.reported_at).total_seconds() > SILENT:
             return "silent"
         return self.state
 
 
 def report(journal: Journal, statuses: Iterable[FlowStatus]) -> None:
-    """Writes how flows stand, in one commit."""
+    """Writes the states of flows in one commit."""
     drafts = []
     for status in statuses:
         body: dict[str, object] = msgspec.to_builtins(status)
@@ -104,7 +106,7 @@ def status(journal: Journal, *, pipeline: str | None = None) -> list[FlowStatus]
 
 
 def forget(journal: Journal, pipeline: str) -> list[FlowStatus]:
-    """Forgets a pipeline that does not run any more: its reports and its cursors; returns the flows there were.
+    """Removes the reports and cursors of a pipeline that no longer runs; returns its flows.
 
     Checkpoints are files beside the journal, and `penstock pipelines --forget` removes them.
     """

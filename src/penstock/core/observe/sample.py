@@ -35,9 +35,9 @@ class TopicSample(msgspec.Struct):
     """The time of each consumer's last move, in seconds of the epoch. A consumer that lags and does not move is
     dead."""
     event_bytes: int = 0
-    """Stored bytes of an event: the average of the newest block."""
+    """The stored bytes of an event: the average of the newest block."""
     last_at: float | None = None
-    """The time of the newest event, in seconds of the epoch; None where none is stored, or only sealed ones are."""
+    """The time of the newest event, in seconds of the epoch; None without stored events, or with sealed events only."""
 
 
 class QueueSample(msgspec.Struct):
@@ -54,10 +54,12 @@ class QueueSample(msgspec.Struct):
     dead: int = 0
     """Dead letters that came from this group and were neither sent back nor removed."""
     letters: int | None = None
-    """Of a dead-letter queue: how many messages wait in it. They are dead, not ready: `ready` and `oldest_age` leave
-    them out."""
+    """For a dead-letter queue: the number of waiting messages.
+
+    They are dead and not ready, so `ready` and `oldest_age` leave them out.
+    """
     settled: int = 0
-    """Messages that were settled (acknowledged, given up or removed) since the queue began."""
+    """The number of messages that were settled (acknowledged, given up or removed) since the queue began."""
     ttl: float | None = None
     """The queue's time to live for its messages, in seconds."""
     settle_times: dict[int, int] = {}
@@ -66,34 +68,34 @@ class QueueSample(msgspec.Struct):
     paused: bool = False
     """True while the queue hands out no messages."""
     workers: int = 0
-    """Workers, and other consumers that gave their name, with a sign of life in the last minute."""
+    """The number of workers, and other named consumers, with a sign of life in the last minute."""
     gone: int = 0
-    """Workers, and other consumers that gave their name, that were seen in the last day and not in the last minute."""
+    """The number of workers, and other named consumers, that were seen in the last day but not in the last minute."""
     idle: float | None = None
-    """Seconds since a message of the group was last handed out or settled; None for never."""
+    """The seconds since a message of the group was last handed out or settled; None for never."""
     settle_rate: float = 0.0
-    """Messages that were settled a second; `rate` is of those pushed."""
+    """The messages settled a second; `rate` counts pushed messages."""
     growth: float | None = None
     """The growth of the number of ready messages in the last minute; None for a sample without a past."""
     last_failed_at: float | None = None
     """The time of the newest failed attempt of the last day, in seconds of the epoch."""
     last_error: str | None = None
-    """The error of that attempt."""
+    """The error of this attempt."""
     failing: int = 0
-    """Attempts that failed since a message was acknowledged."""
+    """The number of attempts that failed since the last acknowledgement."""
     breaker_open: bool = False
     """True while the queue's circuit breaker lets no message out."""
     warn_after: float | None = None
-    """The age in seconds above which a ready message is worth a warning, where the queue's policy says so."""
+    """The age in seconds above which a ready message causes a warning, if the queue's policy sets it."""
 
     @property
     def title(self) -> str:
-        """The queue's name, with the group's where it has groups."""
+        """The queue's name, with the group's name if the queue has groups."""
         return self.name if self.group == "default" else f"{self.name}/{self.group}"
 
     @property
     def trend(self) -> str:
-        """The change of the backlog, in words: messages more or fewer in a minute, and when it will be gone."""
+        """The change of the backlog, in words: messages more or fewer in a minute, and when it will be empty."""
         change = None if self.growth is None else round(self.growth)
         if change is None:
             return "–"
@@ -103,7 +105,7 @@ class QueueSample(msgspec.Struct):
         return f"{'+' if change > 0 else '−'}{abs(change):,}/min{left}"
 
     def last_failure(self, now: float) -> str:
-        """Returns the time when an attempt failed last, and why, in words."""
+        """Returns, in words, when and why an attempt last failed."""
         if self.last_failed_at is None:
             return "–"
         return f"{show_past(now - self.last_failed_at)}: {self.last_error or 'no error was given'}"
@@ -128,15 +130,15 @@ FINDING_KINDS: Final[tuple[FindingKind, ...]] = get_args(FindingKind)
 
 
 SHOWN_FINDINGS: Final = 6
-"""Findings that the first line of a page and `penstock top` show; of the others both say how many there are."""
+"""The findings that the first line of a page and `penstock top` show; of further findings they show the number."""
 
 
 class Finding(msgspec.Struct, frozen=True):
-    """Something that is wrong, in words."""
+    """A problem, in words."""
 
     kind: FindingKind
     subject: str
-    """The queue, topic or flow it is about; empty when it is about all of them."""
+    """The queue, topic or flow of the problem; empty for a problem of the whole journal."""
     says: str
     count: int
     """The number of messages, events or seconds."""
@@ -155,22 +157,22 @@ class Sample(msgspec.Struct):
     commits: int
     operations: int
     rate: float = 0.0
-    """Events a second, over all topics."""
+    """The events a second, over all topics."""
     findings: list[Finding] = []
     """The problems found, gravest first."""
     disk_free: int | None = None
-    """Bytes that are free where the journal lies; None when it lies in no file system."""
+    """The free bytes of the journal's file system; None without a file system."""
     disk_total: int | None = None
     requests: dict[str, dict[str, int]] = {}
-    """Requests to an object store since the journal was opened, by cause and kind."""
+    """The requests to an object store since the journal was opened, by cause and kind."""
     unstored_seconds: float = 0.0
-    """For how long a commit that no caller waited for is in the writer's memory only."""
+    """The seconds for which an unsynced commit has been only in the writer's memory."""
     flows: list[FlowStatus] = []
     """The state of the pipelines' flows."""
     workers: list[WorkerFailure] = []
-    """Workers that gave up and have not been started again."""
+    """The workers that gave up and have not been started again."""
     unreadable: dict[str, str] = {}
-    """Topics that cannot be read, wholly or in part, and why."""
+    """The topics that cannot be read, wholly or in part, with the reason."""
 
 
 def held_messages(queue: Queue) -> str:
@@ -182,30 +184,30 @@ def held_messages(queue: Queue) -> str:
 
 
 class GivenUpMessage(msgspec.Struct, Generic[E], frozen=True):
-    """A message that was given up, and why; with its event, or with a document of it."""
+    """A given-up message with its reason, and with its event or the event's document."""
 
     event: E
     queue: str
     attempts: int
     reason: str
     error: str | None
-    """The exception's type and message, or the text it was given up with."""
+    """The exception's type and message, or the text with which the message was given up."""
     at: datetime | None
     traceback: str | None = None
     """The traceback, when an exception was the reason."""
     failed_attempts: list[Attempt] = []
-    """The newest ten, the oldest of them first."""
+    """The newest ten failed attempts, in order."""
 
 
 class FailedMessage(GivenUpMessage[Event], frozen=True):
-    """A message that was given up, and why."""
+    """A given-up message with its reason."""
 
 
 class TaskProgress(msgspec.Struct, frozen=True, omit_defaults=True):
     """The progress that a running call has reported."""
 
     share: float
-    """From 0 to 1."""
+    """The progress, from 0 to 1."""
     text: str | None
     at: datetime
     step: str | None = None

@@ -10,8 +10,8 @@
     receive emails       a take that found something: from the call to the delivery, linked to what it found
     process emails       a handler, in the trace of the message it handles
 
-There are spans only where the application has set a tracer provider; nothing is imported here before that. The callers
-look for `opentelemetry.trace` among the imported modules themselves: who does not trace pays for no call.
+Spans exist only when the application has set a tracer provider; nothing is imported before. Callers themselves look for
+`opentelemetry.trace` among the imported modules, so a program without tracing pays for no call.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ TRACESTATE: Final = "tracestate"
 
 
 def trace_headers() -> dict[str, str] | None:
-    """The caller's trace context as headers (W3C Trace Context); None outside a span."""
+    """Returns the caller's trace context as headers (W3C Trace Context); None outside a span."""
     trace: Any = sys.modules.get("opentelemetry.trace")
     if trace is None:
         return None
@@ -50,14 +50,16 @@ def trace_headers() -> dict[str, str] | None:
 
 
 def with_trace(headers: Mapping[str, str] | None, trace: dict[str, str]) -> dict[str, str]:
-    """Headers with a trace context, unless they bring their own."""
+    """Returns headers with a trace context, unless they already have a trace context."""
     if headers is None:
         return trace
     return dict(headers) if TRACEPARENT in headers else {**trace, **headers}
 
 
 def context_of(event: Event) -> Any:
-    """The OpenTelemetry context an event was appended in, to start a span under; an empty one when it has none."""
+    """Returns the OpenTelemetry context of an event's append, as the parent of a span; an empty context for an event
+    without one.
+    """
     return _context(event.headers)
 
 
@@ -65,7 +67,7 @@ def context_of(event: Event) -> Any:
 
 
 MOST_LINKS = 100
-"""Messages of one take that its span is linked to."""
+"""The most messages of one take to which its span is linked."""
 
 
 class ActiveSpan:
@@ -80,7 +82,7 @@ class ActiveSpan:
         self._token: Token[Context] = context.attach(trace.set_span_in_context(span))
 
     def end(self) -> None:
-        """Ends it, with the exception that is on its way, if there is one."""
+        """Ends the span, with the current exception, if there is one."""
         from opentelemetry import context
         from opentelemetry.trace import Status, StatusCode
 
@@ -93,7 +95,7 @@ class ActiveSpan:
         self._span.end()
 
     def fail(self, error: BaseException) -> None:
-        """Writes down what went wrong."""
+        """Records an error in the span."""
         from opentelemetry.trace import Status, StatusCode
 
         self._span.record_exception(error)
@@ -103,9 +105,9 @@ class ActiveSpan:
 def sending(
     destination: str, operation: str, count: int | None = None, headers: Mapping[str, str] | None = None
 ) -> ActiveSpan | None:
-    """The span of a send, which is current from here on; None where the program does not trace.
+    """Starts the span of a send, which becomes current; returns None without tracing.
 
-    Headers that bring a trace context of their own are its parent.
+    A trace context in the headers is the span's parent.
     """
     tracer = _tracer()
     if tracer is None:
@@ -120,7 +122,7 @@ def sending(
 
 
 def received(destination: str, events: Sequence[Event], began_ns: int) -> None:
-    """The span of a take that found something, linked to the spans that sent it."""
+    """Records the span of a take that found messages, linked to the spans that sent them."""
     tracer = _tracer()
     if tracer is None:
         return
@@ -137,7 +139,10 @@ def received(destination: str, events: Sequence[Event], began_ns: int) -> None:
 
 
 def handling(destination: str, event: Event, attempt: int | None = None) -> ActiveSpan | None:
-    """The span of a handler, in the trace of the event it handles; current from here on, None without tracing."""
+    """Starts the span of a handler, in the trace of its event; the span becomes current.
+
+    Returns None without tracing.
+    """
     tracer = _tracer()
     if tracer is None:
         return None
@@ -153,7 +158,7 @@ def handling(destination: str, event: Event, attempt: int | None = None) -> Acti
 
 
 def _tracer() -> Tracer | None:
-    """The application's tracer for penstock; None when it has set no provider."""
+    """Returns the application's tracer for penstock; None without a provider."""
     try:
         from opentelemetry import trace
 

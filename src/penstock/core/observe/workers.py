@@ -1,8 +1,8 @@
-"""Workers that gave up, as they report it themselves: read from the journal, by any process.
+"""Workers that gave up, from their own reports, which any process reads from the journal.
 
 A worker that fails too often appends to the topic `penstock.workers`: kind `worker.gave_up`, key its name, payload a
-`WorkerFailure`. When a worker of that name starts again, or an operator has seen it, `worker.started` or
-`worker.forgotten` follows. The newest event of a key is how that worker stands; older ones are compacted away.
+`WorkerFailure`. When a worker of the same name starts again, or an operator has seen the report, `worker.started` or
+`worker.forgotten` follows. The newest event of a key is the state of the worker; older events are compacted away.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class WorkerFailure(msgspec.Struct, kw_only=True):
     """Why a worker gave up."""
 
     worker: str
-    """Its name: topic:consumer, or queue:group (queue:consumer where it was given one)."""
+    """The worker's name: topic:consumer, or queue:group (queue:consumer for a named consumer)."""
     error: str | None
     traceback: str | None = None
     host: str = ""
@@ -48,7 +48,7 @@ class WorkerFailure(msgspec.Struct, kw_only=True):
 
 
 def say_gave_up(journal: Journal, worker: str, error: BaseException) -> None:
-    """Reports that a worker gave up. The worker's own failure matters more than one of the report."""
+    """Reports that a worker gave up. The worker's own failure matters more than a failure of the report."""
     import socket
 
     failure = failure_text(error)
@@ -67,7 +67,7 @@ def say_gave_up(journal: Journal, worker: str, error: BaseException) -> None:
 
 
 def say_started(journal: Journal, worker: str) -> None:
-    """Reports that a worker of a name runs again, if the last one of that name gave up."""
+    """Reports that a worker runs again, if the last worker of its name gave up."""
     try:
         if any(one.worker == worker for one in gave_up(journal)):
             journal.topic(TOPIC).append(STARTED, key=worker)
@@ -76,7 +76,7 @@ def say_started(journal: Journal, worker: str) -> None:
 
 
 def forget(journal: Journal, worker: str) -> bool:
-    """Forgets that a worker gave up; False when none of that name did."""
+    """Removes the report that a worker gave up; returns False without a report."""
     if not any(one.worker == worker for one in gave_up(journal)):
         return False
     journal.topic(TOPIC).append(FORGOTTEN, key=worker)
@@ -84,7 +84,7 @@ def forget(journal: Journal, worker: str) -> bool:
 
 
 def gave_up(journal: Journal) -> list[WorkerFailure]:
-    """The workers that gave up and have not been started again, by name."""
+    """Returns the workers that gave up and have not been started again, by name."""
     topic = journal.topic(TOPIC)
     if not topic.latest:
         return []
@@ -113,6 +113,6 @@ def newest_reports(topic: Topic, kind: str, type: type[T]) -> list[tuple[datetim
 
 
 def keep_newest(topic: Topic) -> None:
-    """Lets a topic of reports keep only the newest event of every key. A server does that itself, for its clients."""
+    """Configures a topic of reports to keep only the newest event of every key. A server does this for its clients."""
     with suppress(Denied):
         topic.configure(by_key=True, indexed=False)

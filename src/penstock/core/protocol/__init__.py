@@ -1,4 +1,4 @@
-"""Every operation that crosses the wire, declared once.
+"""The operations of the wire, each declared once.
 
 An `Operation` has a name, a method, a path and query parameters. Its request and answer are msgspec structs. It names
 its errors, its role and the status of its success. The server's routes, the OpenAPI document and the client are made
@@ -10,8 +10,8 @@ from these declarations: nothing about the wire is written down a second time.
     problems                  errors as problem+json, and back
     openapi                   all declarations, and the OpenAPI document made of them
 
-`protocol.topics`, `protocol.queues` and `protocol.bulk` are imported when they are first asked for: most programs ask
-for few of their structs, or for none.
+`protocol.topics`, `protocol.queues` and `protocol.bulk` are imported on first use, because most programs need few of
+their structs, or none.
 """
 
 from importlib import import_module

@@ -18,15 +18,15 @@ from penstock.errors import Conflict, Corrupt, FenceActive, PositionTrimmed, Que
 from penstock.limits import MAX_KEY_BYTES
 
 JOURNAL_HEADER = "X-Penstock-Journal"
-"""On an answer of blocks: the id of the journal they are from."""
+"""The header, on an answer of blocks, with the id of their journal."""
 REACHED_HEADER = "X-Penstock-Reached"
-"""On an answer of blocks: the position they reach; ask again with after=… set to it."""
+"""The header, on an answer of blocks, with the position that they reach; the next request has after=… this position."""
 MOST_IDS = 10_000
-"""Ids that may be asked about at once."""
+"""The most ids of one request."""
 MOST_RANGES = 10_000
-"""Ranges of which the sizes may be asked for at once."""
+"""The most ranges of one request for sizes."""
 MOST_STATES = 10_000
-"""States that may be asked for, or saved, at once."""
+"""The most states of one request."""
 
 
 class TopicsQuery(msgspec.Struct, omit_defaults=True):
@@ -34,18 +34,18 @@ class TopicsQuery(msgspec.Struct, omit_defaults=True):
 
 
 class TopicEnds(msgspec.Struct):
-    """Through which position a topic's events were removed, and the highest position ever assigned."""
+    """The position through which a topic's events were removed, and the highest position ever assigned."""
 
     trimmed: int
     latest: int
     began: int
-    """Positions up to this one were of topics of this name that were dropped."""
+    """Positions up to this position belonged to dropped topics of this name."""
     whole: int
-    """After this one, an event is at every position."""
+    """The position after which every position has an event."""
 
 
 class EndsDocument(msgspec.Struct):
-    """The ends of the topics that are there, in one state of the journal, and the journal's id."""
+    """The ends of the existing topics, in one state of the journal, and the journal's id."""
 
     journal: str
     ends: dict[str, TopicEnds]
@@ -75,7 +75,7 @@ class BlocksQuery(msgspec.Struct, omit_defaults=True):
 
 
 class Wanted(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The known properties of wanted events: the values that a field may have, where that is known."""
+    """The known properties of wanted events: the possible values of fields."""
 
     keys: tuple[str, ...] | None = None
     key_prefix: str | None = None
@@ -89,7 +89,7 @@ class Wanted(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class SpansRequest(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
-    """Events that are looked for after a position and through another."""
+    """A search for events after a position and through another position."""
 
     wanted: Wanted
     through: Annotated[Count, Meta(description="the last position wanted")]
@@ -99,7 +99,7 @@ class SpansRequest(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=Tru
 class SpansDocument(msgspec.Struct, omit_defaults=True):
     """The spans that may have wanted events: after the first position of each pair, and through the second.
 
-    `found` are events that need not be looked for: stored blocks, as `read_blocks` sends them.
+    `found` holds events that were found already, as stored blocks in the form of `read_blocks`.
     """
 
     spans: list[tuple[int, int]]
@@ -117,7 +117,7 @@ class StageQuery(msgspec.Struct, omit_defaults=True):
 
 
 class ObjectRequest(msgspec.Struct, forbid_unknown_fields=True):
-    """An object that holds a piece: where it lies, and how many bytes it has."""
+    """An object with a piece: its place and its size in bytes."""
 
     area: Annotated[str, Meta(description="one of those that the journal's description lists as `staging`")]
     path: Annotated[str, Meta(max_length=1_000, description="the object's, inside the area")]
@@ -132,12 +132,12 @@ class StagedDocument(msgspec.Struct):
 
 
 class FilesRequest(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
-    """Files that are about to be written for a topic."""
+    """A request for a place to write files for a topic."""
 
     lake: str | None = None
-    """The place where the writer wants the files; else they go to the topic's lake."""
+    """The wanted place of the files; default: the topic's lake."""
     columns: str = ""
-    """Their typed columns, unless the lake has columns of its own."""
+    """The typed columns of the files, unless the lake has its own columns."""
 
 
 class FilesDocument(msgspec.Struct):
@@ -169,8 +169,10 @@ class DropQuery(msgspec.Struct, omit_defaults=True):
 
 
 class SealRequest(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
-    """The events to seal, and the place to seal them to: as `seal` says it. Without `through`, everything but the
-    newest block."""
+    """The events to seal, and the place to seal them to, as in `seal`.
+
+    Without `through`, all events except the newest block.
+    """
 
     lake: Annotated[str, Meta(description="one of those that the journal's description lists as `lakes`")]
     through: Count | None = None
@@ -188,7 +190,7 @@ QueryName = Annotated[str, Meta(min_length=1, max_length=100, description="the i
 
 
 class StatesRequest(msgspec.Struct, forbid_unknown_fields=True):
-    """Whose states are asked for: a projection's in a streaming query, of these entities."""
+    """A request for the states of entities, of a projection in a streaming query."""
 
     name: ProjectionName
     version: ProjectionVersion
@@ -197,10 +199,10 @@ class StatesRequest(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class StatesDocument(msgspec.Struct):
-    """States as the query's last batch left them; entities that have none are left out.
+    """The states after the query's last batch; entities without a state are left out.
 
-    `found` says of how many keys, from the first on: ask again for the others. `filed` says of which version of the
-    projection the query's states are.
+    `found` is the number of keys, from the first on, that this answer covers; request the other keys again. `filed` is
+    the version of the projection of these states.
     """
 
     journal: str
@@ -210,8 +212,11 @@ class StatesDocument(msgspec.Struct):
 
 
 class SaveStatesRequest(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
-    """States to keep. `journal` says what they were loaded from; `whole`: they were folded from the whole topic, and
-    are the projection's own as well."""
+    """States to store.
+
+    `journal` is the journal that they were loaded from. With `whole`, they were folded from the whole topic, and are
+    also the projection's own states.
+    """
 
     journal: str
     name: ProjectionName
@@ -222,8 +227,9 @@ class SaveStatesRequest(msgspec.Struct, forbid_unknown_fields=True, omit_default
 
 
 class FoldedTopic(msgspec.Struct):
-    """The part of a topic that a rebuild folds, and the journal of the topic: send `journal` and `compacted` back with
-    the states. Of a topic that is not there it is nothing."""
+    """The part of a topic that a rebuild folds, and the topic's journal; send `journal` and `compacted` back with
+    the states. The part is empty for a missing topic.
+    """
 
     journal: str
     through: int
@@ -232,9 +238,9 @@ class FoldedTopic(msgspec.Struct):
 
 
 class RebuiltStatesRequest(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
-    """States that were folded from a whole topic, some of them; an empty key is the state of all its events.
+    """Some of the states that were folded from a whole topic; the empty key is the state of all events.
 
-    `begin`: first all goes that is saved of the projection, of whatever version.
+    `begin` first removes every saved state of the projection, of any version.
     """
 
     journal: str
@@ -324,16 +330,16 @@ SEAL_TOPIC = Operation(
     "write",
     SealRequest,
     SealReport,
-    f"Moves settled history into a lake, {FILE_EVENTS:,} events at the most; ask again while some are `left`",
+    f"Moves settled history into a lake, at most {FILE_EVENTS:,} events; repeat the request while events are `left`",
 )
 LIST_SEALED = Operation(
     "GET /topics/{topic}/sealed -> sealed",
     "read",
     SealedQuery,
     list[SealedFiles],
-    "The Parquet files in which sealed events of a range of positions lie, for programs that read the lake themselves",
+    "The Parquet files with the sealed events of a range of positions, for programs that read the lake themselves",
 )
-LIST_LAKES = Operation("GET /lakes -> lakes", "read", TopicsQuery, list[LakeSummary], "Where sealed history lies")
+LIST_LAKES = Operation("GET /lakes -> lakes", "read", TopicsQuery, list[LakeSummary], "The lakes of sealed history")
 FIND_STATES = Operation(
     "POST /topics/{topic}/states/find",
     "read",
@@ -354,14 +360,14 @@ FOLD_TOPIC = Operation(
     "admin",
     None,
     FoldedTopic,
-    "What of a topic is there to be folded, for who may save the states",
+    "The part of a topic that a rebuild folds, for callers that may save the states",
 )
 REPLACE_STATES = Operation(
     "PUT /topics/{topic}/states -> saved",
     "admin",
     RebuiltStatesRequest,
     int,
-    "Saves states of a projection that was folded anew, all at once, in the place of those that were there",
+    "Saves the states of a rebuild, all at once, in place of all earlier states",
     errors=(PositionTrimmed, UnknownTopic),
 )
 
@@ -381,7 +387,7 @@ def message_of(values: Iterable[bytes]) -> bytes:
 
 
 def values_of(message: bytes | memoryview) -> Iterator[memoryview]:
-    """The blocks in a message; ValueError when it ends in the middle of one."""
+    """Yields the blocks in a message; ValueError when it ends in the middle of one."""
     view = memoryview(message)
     at = 0
     while at < len(view):
@@ -393,7 +399,7 @@ def values_of(message: bytes | memoryview) -> Iterator[memoryview]:
 
 
 def blocks_of(message: bytes, topic: str) -> list[Block]:
-    """The blocks in a message, opened; Corrupt when one was damaged on its way, or before."""
+    """Returns the blocks in a message, opened; raises Corrupt for a damaged block."""
     try:
         return [read_block(value, topic) for value in values_of(message)]
     except ValueError as error:

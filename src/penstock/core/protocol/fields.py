@@ -14,7 +14,7 @@ from penstock.core.queue.policy import QueuePolicy, Retry
 
 
 def fields_of(kind: type[msgspec.Struct], name: str, **other: object) -> type[msgspec.Struct]:
-    """A struct with the fields of another, all optional; `other` types for some of them."""
+    """Returns a struct with the fields of another struct, all optional; `other` has different types for some fields."""
     return msgspec.defstruct(
         name,
         [
@@ -45,12 +45,12 @@ else:
 
 
 def given_fields(fields: msgspec.Struct) -> dict[str, Any]:
-    """The fields that were given, by name."""
+    """Returns the fields that were given, by name."""
     return {name: value for name, value in msgspec.structs.asdict(fields).items() if value is not msgspec.UNSET}
 
 
 def policy_document(policy: QueuePolicy) -> PolicyFields:
-    """A policy with every field, its retry as an object."""
+    """Returns a policy with every field, its retry as an object."""
     values = msgspec.structs.asdict(policy)
     retry = None if policy.retry is None else RetryFields(**msgspec.structs.asdict(policy.retry))
     return PolicyFields(**{**values, "retry": retry})
@@ -65,27 +65,27 @@ def policy_changes(fields: PolicyFields) -> dict[str, Any]:
 
 
 def policy_of(fields: PolicyFields) -> QueuePolicy:
-    """The policy that a document says."""
+    """Returns the policy in a document."""
     return QueuePolicy(**policy_changes(fields))
 
 
 def policy_fields(changes: dict[str, Any]) -> PolicyFields:
-    """Checked arguments of `journal.queue` as fields to send."""
+    """Returns checked arguments of `journal.queue` as fields to send."""
     if isinstance(changes.get("retry"), Retry):
         changes = {**changes, "retry": RetryFields(**msgspec.structs.asdict(changes["retry"]))}
     return PolicyFields(**changes)
 
 
 def payload_fields(payload: object) -> dict[str, Any]:
-    """A payload as a request says it."""
-    encoded = encode_payload(payload)  # what cannot be written as JSON is refused here, as an append would
+    """Returns the fields of a payload in a request."""
+    encoded = encode_payload(payload)  # a payload without a JSON form is refused here, as in an append
     if is_binary(payload):
         return {"payload": base64_json(encoded), "binary": True}
     return {"payload": msgspec.Raw(encoded)}
 
 
 def payload_of(payload: object, binary: bool) -> object:
-    """The payload that a request says."""
+    """Returns the payload in a request."""
     if isinstance(payload, msgspec.Raw):
         payload = msgspec.json.decode(payload)
     return decode_binary(payload) if binary else payload

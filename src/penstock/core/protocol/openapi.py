@@ -1,4 +1,4 @@
-"""Every operation, and the table of them as an OpenAPI 3.1 document: what `/v1/openapi.json` answers."""
+"""The table of all operations, and the OpenAPI 3.1 document of `/v1/openapi.json`."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ _Json = dict[str, object]
 OPERATIONS = (*topics.OPERATIONS, *queues.OPERATIONS, *bulk.OPERATIONS)
 
 ALWAYS: tuple[type[PenstockError], ...] = (ConfigError, ReadOnly, Backpressure, StorageError)
-"""Errors that any operation may answer with."""
+"""The errors that any operation may return."""
 
 
 @cache
 def document() -> bytes:
-    """The whole document as JSON."""
+    """Returns the whole document as JSON."""
     from penstock import __version__
 
     kinds = [kind for one in OPERATIONS for kind in _kinds(one)]
@@ -54,7 +54,7 @@ def document() -> bytes:
 
 
 def _kinds(one: Operation[object]) -> list[object]:
-    """Everything that an operation sends or receives as JSON."""
+    """Returns the types that an operation sends or receives as JSON."""
     body = one.body if one.takes == JSON else None
     return [kind for kind in (body, one.wire_answer, *one.also) if kind not in (None, bytes)]
 
@@ -103,7 +103,7 @@ def _query_parameters(one: Operation[object]) -> list[_Json]:
 
 
 def _failures(one: Operation[object]) -> _Json:
-    """Returns the failures of an operation, by status; everything else is `default`."""
+    """Returns the failures of an operation, by status; other failures are `default`."""
     content = {PROBLEM: {"schema": {"$ref": "#/components/schemas/Problem"}}}
     by_status: dict[int, list[str]] = {}
     for kind in (*one.errors, *ALWAYS):

@@ -1,4 +1,4 @@
-"""An operation: one thing that a server does and a client asks for."""
+"""An operation: a request that a client sends and a server answers."""
 
 from __future__ import annotations
 
@@ -29,46 +29,51 @@ _UNSENDABLE = (TypeError, UnicodeError, OverflowError, RecursionError, msgspec.M
 Method = Literal["GET", "POST", "PUT", "PATCH", "DELETE"]
 Role = Literal["read", "write", "admin"]
 ROLES: tuple[Role, ...] = ("read", "write", "admin")
-"""Each may do what the ones before it may: look; append, push, take and settle; configure, redrive, compact, purge."""
+"""The roles; each role includes the earlier roles. read: look. write: append, push, take and settle. admin:
+configure, redrive, compact, purge.
+"""
 
 JSON = "application/json"
 LINES = "application/x-ndjson"
 ARROW = "application/vnd.apache.arrow.stream"
 SSE = "text/event-stream"
 BLOCKS = "application/vnd.penstock.blocks"
-"""Stored blocks, each with its length (4 bytes, big-endian) before it."""
+"""The media type of stored blocks, each after its length (4 bytes, big-endian)."""
 PROBLEM = "application/problem+json"
 
 STAGED = "application/vnd.penstock.staged"
-"""Blocks of new events on their way to a journal: msgpack of [topic, block] pairs."""
+"""The media type of new blocks on their way to a journal: msgpack of [topic, block] pairs."""
 
 PAGE_EVENTS = 1000
-"""Events of a page that says no limit."""
+"""The events of a page without a limit."""
 PAGE_BYTES = 8 << 20
-"""Payload bytes after which a page of an answer, or a take over HTTP, ends early."""
+"""The payload bytes after which a page of an answer, or a take over HTTP, ends early."""
 
 READ_TOPICS = 10_000
-"""Topics that one request may read at once: a page asks each of them where it goes on."""
+"""The most topics of one request, because each page reads the end of each topic."""
 
 PREFIX = "/v1"
 """The path of the operations, below the server's address."""
 
 WITH_SLASHES = frozenset(("consumer", "group", "schedule", "correlation"))
-"""Names in paths that may contain slashes; they come last."""
+"""The names in paths that may contain slashes; they are at the end of a path."""
 
 
 Count = Annotated[int, Meta(ge=0, le=MAX_POSITION)]
-"""A position, or a number of things."""
+"""A position, or a count."""
 After = Annotated[Count, Meta(description="the position to go on from, exclusive")]
 Limit = Annotated[Count | None, Meta(description="how many at the most")]
 
 
 class Caller:
-    """Who asks for an operation: by itself a program that has the store in its own process, and may do everything."""
+    """The caller of an operation.
+
+    This class is a program with the store in its own process, which may do everything.
+    """
 
     @property
     def owner(self) -> str:
-        """Whose the blocks are that it stages."""
+        """The owner of blocks that the caller stages."""
         return "local"
 
     @property
@@ -78,54 +83,54 @@ class Caller:
 
     @property
     def headers(self) -> Mapping[str, str]:
-        """The headers by which a request describes all its events: the trace that they belong to."""
+        """The headers of a request that apply to all its events: the trace context."""
         return {}
 
     @property
     def dedup(self) -> str | None:
-        """The dedup key of a request's one event."""
+        """The dedup key of a request with one event."""
         return None
 
     @property
     def role(self) -> Role:
-        """The role that it has."""
+        """The role of the caller."""
         return "admin"
 
     @property
     def staging(self) -> list[str]:
-        """Places in object stores from which blocks are fetched for it."""
+        """The places in object stores from which blocks are fetched for the caller."""
         return []
 
     @property
     def lakes(self) -> Mapping[str, str]:
-        """Places that history may be sealed to for it: a url as it is shown, and with the options that are not."""
+        """The places to which the caller may seal history: the shown url, and the url with its hidden options."""
         return {}
 
     @property
     def sample(self) -> Sample | None:
-        """The newest sample of the journal, where samples are taken all the time."""
+        """The newest sample of the journal, if samples are taken continuously."""
         return None
 
     def require(self, role: Role, doing: str) -> None:
-        """Refuses what needs a role that the caller does not have; `doing` is what needs it."""
+        """Refuses an action that needs a role which the caller does not have; `doing` names the action."""
 
     def check_append(self, topic: str) -> None:
-        """Refuses an append to a topic that takes none from the caller."""
+        """Refuses an append to a topic that takes no events from the caller."""
 
 
 class WaitingCaller(Caller):
-    """A caller that may go away, or be told to stop waiting, before there is an answer."""
+    """A caller that may leave, or be told to stop waiting, before there is an answer."""
 
     def __init__(self) -> None:
         super().__init__()
         self.stopping = threading.Event()
-        """Set when there is no use in waiting any more."""
+        """Set when waiting is useless."""
         self.patience = math.inf
-        """Seconds to wait for a writer that is behind, before Backpressure."""
+        """The seconds to wait for a writer that is behind, before Backpressure."""
         self.gone = False
-        """True if the caller has left, and takes no answer."""
+        """True if the caller has left and takes no answer."""
         self.wake: Callable[[], None] = lambda: None
-        """Wakes what waits for the caller; what waits says how."""
+        """The function that wakes the waiting operation, which sets it."""
 
     def stop(self) -> None:
         """Ends the wait; may be called from any thread."""
@@ -134,43 +139,48 @@ class WaitingCaller(Caller):
 
 
 class Rehearsal(msgspec.Struct, kw_only=True):
-    """A request that may only say what it would do."""
+    """A request that may be a rehearsal without a change."""
 
     dry_run: bool = False
 
 
 class Operation(msgspec.Struct, Generic[A], dict=True, eq=False):
-    """The declaration of an operation: method and path, role, request, answer (which decodes to `A`), and what it does.
+    """The declaration of an operation: method and path, role, request, answer (which decodes to `A`), and a
+    description.
 
-    The request of a GET or DELETE stands in the query string, of others in the body; `query` is for those with both.
-    "POST /queues/{queue}/move -> moved" answers `{"moved": …}`; without an arrow the answer is written as it is.
+    The request of a GET or DELETE is in the query string, of other methods in the body; `query` is for operations with
+    both. "POST /queues/{queue}/move -> moved" answers `{"moved": …}`; without an arrow the answer is written as it is.
     """
 
     route: str
-    """The method, the path below `PREFIX` with names in braces, and, after an arrow, the answer's one field."""
+    """The method, the path below `PREFIX` with names in braces, and, after an arrow, the only field of the answer."""
     role: Role | None
-    """The role that a token needs; None: no token is asked for."""
+    """The role that a token needs; None for an operation without a token."""
     request: object
     answer: type[A]
-    """The type that an implementation returns, and that a client gets back; `wire_answer` is how that is written."""
+    """The type that an implementation returns, and that a client gets; `wire_answer` is its form on the wire."""
     summary: str
     query: type[msgspec.Struct] | None = None
     also: tuple[type, ...] = ()
-    """Other shapes the answer may have, which clients of other languages may ask for."""
+    """Other forms of the answer, for clients of other languages."""
     media: tuple[str, ...] = (JSON,)
     """The media types of the answer."""
     status: int = 200
     errors: tuple[type[PenstockError], ...] = ()
-    """Beside those that any operation may answer with; a queue in the path may always be missing, unless PUT makes it.
+    """The errors beside the errors of every operation; a queue in the path may always be missing, unless PUT makes
+    it.
     """
     missing: str | None = None
-    """The problem that says there is no such thing, for operations whose client then answers None."""
+    """The problem of a missing result, for operations whose client then returns None."""
     on_system: bool = False
-    """True if it may name a topic of penstock's own; what changes something may not, unless it says so here."""
+    """True if the operation may name a topic of penstock's own.
+
+    Operations with changes must not, unless this is set.
+    """
     commits: bool = False
-    """True if its implementation gives a `PendingCommit`, which holds no thread while it waits."""
+    """True if the implementation returns a `PendingCommit`, which needs no thread while it waits."""
     name: str = ""
-    """The name of the constant that holds it, in small letters: `declared_operations` sets it."""
+    """The name of the operation's constant, in lower case, which `declared_operations` sets."""
 
     def __post_init__(self) -> None:
         if self._is_in_query:
@@ -194,7 +204,7 @@ class Operation(msgspec.Struct, Generic[A], dict=True, eq=False):
 
     @cached_property
     def field(self) -> str:
-        """The one field of the JSON object that holds the answer: `{"moved": 3}`. Empty: the answer is an object."""
+        """The only field of the JSON object of the answer: `{"moved": 3}`. Empty when the answer is an object."""
         return self.route.partition(" -> ")[2]
 
     @property
@@ -204,26 +214,28 @@ class Operation(msgspec.Struct, Generic[A], dict=True, eq=False):
 
     @cached_property
     def body(self) -> object:
-        """The type that the request's JSON decodes to; bytes for another media type; None: it has no body."""
+        """The type of the request's JSON; bytes for another media type; None without a body."""
         return None if self._is_in_query else self.request
 
     @property
     def takes(self) -> str:
-        """The media type of the request's body; other ones than JSON are sent and taken as bytes."""
+        """The media type of the request's body; all types except JSON are sent and received as bytes."""
         return STAGED if self.request is bytes else JSON
 
     @cached_property
     def paged(self) -> bool:
-        """True if a page is asked for: a server bounds its `limit`, and has a usual one."""
+        """True if the answer is a page: a server bounds its `limit`, and has a default."""
         return "limit" in _fields_of(self.query if self.query is not None or self.role != "read" else self.body)
 
     @cached_property
     def waits(self) -> bool:
-        """True if it may wait for long: its implementation is a coroutine function, told a `WaitingCaller`."""
+        """True if the operation may wait for long: its implementation is a coroutine function, which gets a
+        `WaitingCaller`.
+        """
         return "wait" in _fields_of(self.body)
 
     def changes(self, request: object = None) -> bool:
-        """Returns True if a request of it may change something: not with GET, nor with the role read, nor rehearsed."""
+        """Returns True if a request may change something: not with GET, with the role read, or as a rehearsal."""
         rehearsed = isinstance(request, Rehearsal) and request.dry_run
         return self.method != "GET" and self.role not in (None, "read") and not rehearsed
 
@@ -237,7 +249,7 @@ class Operation(msgspec.Struct, Generic[A], dict=True, eq=False):
         return [piece[1:-1] for piece in self._pieces if piece.startswith("{")]
 
     def target(self, names: Iterable[str], query: msgspec.Struct | None = None) -> str:
-        """The path (below the server's address) and query string of a request."""
+        """Returns the path (below the server's address) and query string of a request."""
         values = iter(names)
         try:
             path = "/".join(quote(next(values), safe="") if piece.startswith("{") else piece for piece in self._pieces)
@@ -246,7 +258,7 @@ class Operation(msgspec.Struct, Generic[A], dict=True, eq=False):
             raise ConfigError(f"the arguments of {self.name} cannot be sent: {error}") from error
 
     def write_body(self, request: object) -> bytes:
-        """A request's body as JSON; ConfigError when an argument has no form there."""
+        """Returns a request's body as JSON; raises ConfigError when an argument has no JSON form."""
         try:
             return msgspec.json.encode(request)
         except _UNSENDABLE as error:
@@ -254,7 +266,7 @@ class Operation(msgspec.Struct, Generic[A], dict=True, eq=False):
 
     @cached_property
     def wire_answer(self) -> Any:
-        """The answer as it is written: documents in the place of events."""
+        """The form of the answer on the wire: documents in place of events."""
         return _wire_type(self.answer)
 
     @cached_property
@@ -263,13 +275,13 @@ class Operation(msgspec.Struct, Generic[A], dict=True, eq=False):
         return msgspec.json.Decoder(msgspec.defstruct("Answer", [(self.field, kind)]) if self.field else kind)
 
     def read_answer(self, data: bytes) -> A:
-        """The answer that a server's JSON says; what `msgspec` raises where it says none."""
+        """Returns the answer in a server's JSON; raises the error of `msgspec` for invalid JSON."""
         found = self._answer_decoder.decode(data)
         answer: A = getattr(found, self.field) if self.field else found
         return answer
 
     def enveloped(self, answer: object) -> object:
-        """An answer as the object that is written."""
+        """Returns an answer as the object that is written."""
         return {self.field: answer} if self.field else answer
 
     @cached_property
@@ -282,7 +294,7 @@ def _fields_of(kind: object) -> tuple[str, ...]:
 
 
 def _with_durations(kind: Any) -> Any:
-    """A request whose durations may be text in JSON: each is read when the request was decoded."""
+    """Returns the type of a request whose durations may be text in JSON; they are parsed after decoding."""
     if not isinstance(kind, type) or not issubclass(kind, msgspec.Struct):
         return kind
     fields = {one.name: one for one in msgspec.structs.fields(kind)}
@@ -307,7 +319,7 @@ def _default_of(field: FieldInfo) -> Any:
 
 
 def _or_text(kind: Any) -> Any:
-    """The type of a field, with text beside each duration."""
+    """Returns the type of a field, with text beside each duration."""
     if get_origin(kind) is Annotated:
         marks = (one.extra for one in kind.__metadata__ if isinstance(one, Meta))
         return float | str if any(one and one.get("duration") for one in marks) else kind
@@ -320,7 +332,7 @@ def _or_text(kind: Any) -> Any:
 
 
 def declared_operations(names: dict[str, object]) -> tuple[Operation[object], ...]:
-    """The operations that a module declares, in order, each named as the constant that holds it."""
+    """Returns the operations of a module, in order, each named after its constant."""
     found = {name.lower(): one for name, one in names.items() if isinstance(one, Operation)}
     for name, one in found.items():
         one.name = name
@@ -328,7 +340,7 @@ def declared_operations(names: dict[str, object]) -> tuple[Operation[object], ..
 
 
 WRITTEN: dict[type, Any] = {Event: EventDocument}
-"""Values that are written as documents; modules that declare answers with further ones add them."""
+"""The values that are written as documents; modules with further such values add them."""
 
 
 def _wire_type(answer: Any) -> Any:
@@ -337,9 +349,9 @@ def _wire_type(answer: Any) -> Any:
 
 
 def convert_answer(answer: Any, kinds: Mapping[type, Any], event: Callable[[Any], object]) -> Any:
-    """An answer whose values, itself or in its lists, are of another kind: documents for values, or values again.
+    """Returns an answer with converted values, also in its lists: documents for values, or values for documents.
 
-    `kinds` says what becomes what (`WRITTEN`, or the other way round), `event` converts an event.
+    `kinds` maps types to types (`WRITTEN`, or its inverse); `event` converts an event.
     """
 
     def convert(one: Any) -> object:
@@ -358,7 +370,7 @@ def convert_answer(answer: Any, kinds: Mapping[type, Any], event: Callable[[Any]
 
 
 def _query_string(query: msgspec.Struct | None) -> str:
-    """Parameters that differ from their defaults."""
+    """Returns the query string of parameters that differ from their defaults."""
     if query is None:
         return ""
     given = {name: _text(value) for name, value in msgspec.to_builtins(query).items() if value is not None}
@@ -370,7 +382,7 @@ def _text(value: object) -> object:
 
 
 def page_of(items: Iterable[T], limit: int | None, size: Callable[[T], int]) -> tuple[list[T], T | None]:
-    """As many as an answer has room for, in number and in bytes; and the last of them when others follow."""
+    """Returns as many items as an answer has room for, by number and bytes; and the last item when others follow."""
     found: list[T] = []
     left = PAGE_BYTES
     for one in items:

@@ -1,4 +1,6 @@
-"""Errors as problem+json (RFC 9457): the error tree's names, what a program needs, and the sentence for a person."""
+"""Errors as problem+json (RFC 9457): the names of the error tree, the details for programs, and the sentence for
+people.
+"""
 
 from __future__ import annotations
 
@@ -27,8 +29,9 @@ STATUS = {kind: status for status, kinds in _BY_STATUS.items() for kind in kinds
 
 
 class Problem(msgspec.Struct, omit_defaults=True):
-    """The problem of a request: `error` is the name in penstock.errors, or the server's own; the rest is for
-    programs."""
+    """The problem of a request: `error` is the name in penstock.errors, or a name of the server; the other fields
+    are for programs.
+    """
 
     type: str = ""
     title: str = ""
@@ -54,7 +57,7 @@ ATTRIBUTES = tuple(name for name in Problem.__struct_fields__ if name not in ALW
 """The attributes that errors carry for programs, and that problems pass on."""
 
 UNEXPECTED = "InternalError"
-"""The name of a failure that no code of the server expected: it may have happened after a change."""
+"""The name of an unexpected failure of the server, which may have happened after a change."""
 
 PROBLEM_EVENT = b"event: problem"
 
@@ -62,17 +65,17 @@ decode_problem = msgspec.json.Decoder(Problem).decode
 
 
 def status_of(kind: type[PenstockError]) -> int:
-    """The HTTP status an error becomes; the nearest class in the tree decides."""
+    """Returns the HTTP status of an error; the nearest class in the tree decides."""
     return next(status for found in kind.__mro__ if (status := STATUS.get(found)) is not None)
 
 
 def problem(status: int, name: str, message: str) -> Problem:
-    """A problem that is the server's own."""
+    """Returns a problem of the server itself."""
     return Problem(f"urn:penstock:error:{name}", name, status, message, name)
 
 
 def problem_of(error: PenstockError) -> Problem:
-    """The problem an error is."""
+    """Returns the problem an error is."""
     status = status_of(type(error))
     if isinstance(error, errors.StorageError) and not error.retryable:
         status = 500
@@ -85,12 +88,12 @@ def problem_of(error: PenstockError) -> Problem:
 
 
 def problem_frame(error: PenstockError) -> bytes:
-    """The last server-sent event of a stream that cannot go on."""
+    """Returns the last server-sent event of a stream that cannot continue."""
     return b"%b\ndata: %b\n\n" % (PROBLEM_EVENT, msgspec.json.encode(problem_of(error)))
 
 
 def read_problem(status: int, data: bytes) -> Problem | None:
-    """The problem an answer says; None when it says none (it came from something in between)."""
+    """Returns the problem in an answer; None for an answer without a problem (from a proxy in between)."""
     try:
         return decode_problem(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -98,7 +101,7 @@ def read_problem(status: int, data: bytes) -> Problem | None:
 
 
 def error_of_problem(status: int, found: Problem) -> PenstockError:
-    """The error that a problem stands for."""
+    """Returns the error that a problem stands for."""
     known = _TREE.get(found.error)
     if known is not None:
         details: dict[str, Any] = {

@@ -34,7 +34,7 @@ from penstock.core.queue.tasks.state import TaskState, TaskTimes
 from penstock.errors import PolicyMismatch, QueueFull, StaleDelivery
 
 MOST_TAKEN = 10_000
-"""Messages that one take may ask for."""
+"""The most messages of one take."""
 
 Group = Annotated[str, Meta(description="the group; default unless given")]
 
@@ -51,9 +51,9 @@ class QueueDocument(msgspec.Struct):
     policy: PolicyFields
     groups: list[str]
     stats: dict[str, QueueStats]
-    """By group; a work queue has one, "default"."""
+    """The statistics by group; a work queue has one group, "default"."""
     pauses: list[Pause] = []
-    """Of the whole queue, and of single groups."""
+    """The pauses of the whole queue, and of single groups."""
 
 
 class NewGroup(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
@@ -62,7 +62,7 @@ class NewGroup(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
 
 
 class NewSchedule(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
-    """A periodic message: every so many seconds, or by a cron line."""
+    """A periodic message: by seconds, or by a cron line."""
 
     name: str
     interval: Seconds | None = None
@@ -78,7 +78,7 @@ class NewSchedule(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True
 
 
 class RedriveRequest(Rehearsal, forbid_unknown_fields=True, omit_defaults=True):
-    """The messages to send back: those for which `where` holds, or those with these ids, or all."""
+    """The messages to send back: messages that match `where`, or messages with these ids, or all."""
 
     to: str | None = None
     limit: Count | None = None
@@ -95,13 +95,13 @@ class RedriveAnswer(msgspec.Struct, omit_defaults=True):
 
 
 class PauseRequest(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
-    """The group to pause or resume: one group, or (null) the whole queue."""
+    """The group to pause or resume; null for the whole queue."""
 
     group: str | None = None
 
 
 class PauseAnswer(msgspec.Struct):
-    """True if that changed anything, and the pauses that hold now."""
+    """The answer of a pause: whether it changed anything, and the current pauses."""
 
     changed: bool
     pauses: list[Pause]
@@ -121,14 +121,14 @@ class DiscardRequest(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class RunNowRequest(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
-    """The positions of delayed messages; for one group, or (null) for all."""
+    """The positions of delayed messages, for one group; null for all groups."""
 
     seqs: list[Count]
     group: str | None = None
 
 
 M = TypeVar("M")
-"""A message, or one that was given up: a value here, a document on the wire."""
+"""A message or a given-up message: a value here, a document on the wire."""
 
 
 class MessageQuery(msgspec.Struct, omit_defaults=True):
@@ -154,7 +154,7 @@ class FailedQuery(GroupQuery):
 
 
 class PushRequest(PushOptions, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """A message to push; several share everything but what their drafts say."""
+    """A message to push; several messages share all fields except the fields of their drafts."""
 
     delay: Seconds = 0
     headers: dict[str, str] | None = None
@@ -162,24 +162,24 @@ class PushRequest(PushOptions, kw_only=True, forbid_unknown_fields=True, omit_de
     payload: Any = None
     binary: bool = False
     payloads: list[Any] | None = None
-    """Several payloads that share everything else."""
+    """Several payloads, which share all other fields."""
     messages: list[DraftDocument] | None = None
     """Several messages, each with its own kind, key, dedup, headers and cause."""
 
 
 class MessageDocument(ListedMessage[EventDocument], frozen=True):
-    """A message that is not settled, as one group has it."""
+    """An unsettled message in one group."""
 
 
 class MessagePage(msgspec.Struct, Generic[M]):
-    """A page of messages; ask again with after=… set to `next`, which is null at the end."""
+    """A page of messages; request the next page with after=… set to `next`, which is null at the end."""
 
     messages: list[M]
     next: int | None = None
 
 
 class FailureDocument(GivenUpMessage[EventDocument], frozen=True):
-    """A message that was given up, and why."""
+    """A given-up message with its reason."""
 
 
 WRITTEN[QueueMessage] = MessageDocument
@@ -209,7 +209,7 @@ class LeaveRequest(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=Tru
 
 
 class ClaimRequest(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
-    """The deliveries to take over: those that no consumer has extended for `min_idle` seconds."""
+    """The deliveries to take over, which no consumer has extended for `min_idle` seconds."""
 
     min_idle: Seconds
     group: str = "default"
@@ -256,7 +256,7 @@ class ReleaseRequest(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=T
 
 
 class StepRequest(msgspec.Struct, forbid_unknown_fields=True):
-    """What a step returned."""
+    """The result of a step."""
 
     name: str
     result: Any = None
@@ -273,7 +273,7 @@ class ProgressRequest(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=
 class Settled(msgspec.Struct, omit_defaults=True):
     settled: Literal["ack", "nack", "release", "nothing"]
     outcome: Outcome | None = None
-    """The fate of a message given back: ready or waiting again, a dead letter, failed, or gone."""
+    """The new state of a message that was given back: ready or waiting again, a dead letter, failed, or gone."""
 
 
 _STALE = (StaleDelivery,)
@@ -374,7 +374,9 @@ PUSH_MESSAGES = Operation(
 READ_MESSAGE = Operation(
     "GET /queues/{queue}/messages/{seq}", "read", None, Event, "One message, without taking it", missing="UnknownEvent"
 )
-PEEK_MESSAGES = Operation("GET /queues/{queue}/peek", "read", PeekQuery, EventList[Event], "What would be taken next")
+PEEK_MESSAGES = Operation(
+    "GET /queues/{queue}/peek", "read", PeekQuery, EventList[Event], "The messages that would be taken next"
+)
 LIST_FAILED = Operation(
     "GET /queues/{queue}/failed", "read", FailedQuery, FailedList[FailedMessage], "Messages given up, with the reason"
 )
@@ -452,7 +454,7 @@ LIST_STEPS = Operation(
     "read",
     None,
     dict[str, Any],
-    "What the steps of a message returned in this attempt and those before, by name",
+    "The results of a message's steps in this attempt and earlier attempts, by name",
     errors=_STALE,
 )
 STORE_STEP = Operation(

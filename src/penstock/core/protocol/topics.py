@@ -174,7 +174,7 @@ class CursorDocument(msgspec.Struct):
     consumer: str
     position: int | None
     lag: int
-    """The number of events it has left to read."""
+    """The number of events that the consumer has left to read."""
     moved_at: datetime | None = None
     """The time when the cursor last moved."""
 
@@ -215,7 +215,7 @@ class DropTopicQuery(msgspec.Struct, omit_defaults=True):
     force: Annotated[bool, Meta(description="also with cursors, sealed files, or a queue")] = False
 
 
-DESCRIBE_JOURNAL = Operation("GET ", "read", None, JournalDocument, "What the served journal is")
+DESCRIBE_JOURNAL = Operation("GET ", "read", None, JournalDocument, "The description of the served journal")
 READ_OPENAPI = Operation("GET /openapi.json", None, None, dict[str, Any], "This document")
 READ_STATS = Operation("GET /stats", "read", None, Sample, "Every topic and queue with rates, backlogs and lags")
 FOLLOW_STATS = Operation("GET /stats/live", "read", None, Sample, "The same, whenever it changes", media=(SSE,))
@@ -254,7 +254,7 @@ READ_EFFECTS = Operation(
     "read",
     CausesQuery,
     EventList[Event],
-    "What the event with an id caused directly, in whichever topics that is",
+    "The events that the event with an id caused directly, in any topics",
     errors=(PositionTrimmed,),
 )
 READ_ACROSS = Operation(

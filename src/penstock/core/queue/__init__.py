@@ -19,7 +19,8 @@ frontier and in none of these is settled: settling is forgetting.
     metrics             the counters of queues
     upkeep              the removal of settled messages in the background
 
-Rows (`t`: the topic's id, `g`: a group's, in rows `qg` with the number of purges before it; everything big-endian):
+Rows (`t` is the topic's id; `g` is a group's id, which in rows `qg` follows the number of purges; everything is
+big-endian):
 
     qr name         the queue: policy, topic, groups
     qt t c          what pushes have used so far: delays or priorities, retry budgets
@@ -62,9 +63,9 @@ Rows (`t`: the topic's id, `g`: a group's, in rows `qg` with the number of purge
     qf t * w text   the message that was pushed last under a text that is unique while it waits
 
 Invariants: an unsettled position is above the frontier and not taken, or in exactly one lease, in exactly one row of
-its own, or in exactly one run. Of an ordering key, no message is held while there is room for one more under way, and
-none that was not tried yet is under way before an earlier one that is held; a raised `max_in_flight_per_key` counts
-from the key's next settlement on. Rows and the group's counters change in the same commit; `tests/queue_check.py` says
-whether they agree. A lease may be lost in a power cut (its messages are then delivered again); an acknowledgement,
-once returned, may not.
+its own, or in exactly one run. No message of an ordering key is held while the key has room for one more message under
+way. No untried message of a key is under way before an earlier held message; a raised `max_in_flight_per_key` counts
+from the key's next settlement. Rows and the group's counters change in the same commit; `tests/queue_check.py` checks
+that they agree. A power cut may lose a lease (its messages are then delivered again), but never an acknowledgement that
+has returned.
 """

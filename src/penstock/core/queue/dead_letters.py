@@ -1,4 +1,4 @@
-"""The headers of a dead letter: why its queue gave the message up, and how it is read and put back from them."""
+"""The headers of a dead letter: they say why its queue gave the message up, and hold what is needed to send it back."""
 
 from __future__ import annotations
 
@@ -36,26 +36,28 @@ TRIED: Final = "dead-failed-attempts"
 PRIORITY: Final = "dead-priority"
 BUDGET: Final = "dead-max-attempts"
 BEFORE: Final = "dead-before"
-"""Of a letter that was given up as a letter: these headers as they were, a JSON list, the last time last."""
+"""The earlier dead-letter headers of a message that was given up again as a dead letter: a JSON list, the newest
+last.
+"""
 HEADERS: Final = frozenset(
     (REASON, ERROR, TRACEBACK, DEAD_QUEUE, GROUP, SEQ, ID, ATTEMPTS, FIRST, LAST, TRIED, PRIORITY, BUDGET, BEFORE)
 )
 _NUMBER = re.compile("-?[0-9]{1,10}")
-"""Headers are text that any producer may have written."""
+"""The pattern of a number in a header, which any producer may have written."""
 _CURSOR = re.compile("(.+)#([0-9]{1,18})")
 _decode_attempts = msgspec.json.Decoder(list[Attempt]).decode
 _decode_deaths = msgspec.json.Decoder(list[dict[str, str]]).decode
 
 
 class DeadLetterCursor(msgspec.Struct, frozen=True):
-    """Says where a list of dead letters goes on: behind this position of this queue."""
+    """The place where a list of dead letters continues: behind this position of this queue."""
 
     queue: str
     seq: int
 
     @classmethod
     def of(cls, letter: Event) -> DeadLetterCursor:
-        """The cursor behind a dead letter."""
+        """Returns the cursor behind a dead letter."""
         return cls(letter.topic, letter.seq)
 
     @classmethod
@@ -71,7 +73,9 @@ class DeadLetterCursor(msgspec.Struct, frozen=True):
 def dead_headers(
     event: Event, queue: str, message: MessageRow, reason: str, failure: FailureText, tried: list[AttemptRow]
 ) -> dict[str, str]:
-    """The headers with which a message goes from its queue to the dead letters; `tried`: its failed attempts."""
+    """Returns the headers with which a message goes from its queue to the dead letters; `tried`: its failed
+    attempts.
+    """
     found = {
         REASON: reason,
         DEAD_QUEUE: queue,
@@ -93,22 +97,23 @@ def dead_headers(
 
 
 def original_headers(headers: Mapping[str, str]) -> dict[str, str]:
-    """Headers without those that dead-lettering added."""
+    """Returns the headers without the headers that dead-lettering added."""
     return {name: value for name, value in headers.items() if name not in HEADERS}
 
 
 def former_headers(headers: Mapping[str, str]) -> dict[str, str]:
-    """The headers that a letter had in the queue that gave it up; it may have been one there already."""
+    """Returns the headers that a letter had in the queue that gave it up; it may already have been a letter there."""
     deaths = _former_deaths(headers)
     found = {**original_headers(headers), **(deaths.pop() if deaths else {})}
     return {**found, BEFORE: _encode(deaths)} if deaths else found
 
 
 def deaths_before(headers: Mapping[str, str], queue: str) -> str | None:
-    """Returns the headers of earlier deaths that the next letter keeps, if this message is a letter itself; None: it is
-    none. `queue` gives it up now.
+    """Returns the headers of earlier deaths that the next letter keeps, if this message is a letter itself, else None.
 
-    Of a letter that goes round in circles, only how it came to the queue the first time.
+    `queue` gives the message up now.
+
+    A letter that moves in circles keeps only the headers of its first arrival in a queue.
     """
     if DEAD_QUEUE not in headers:
         return None
@@ -132,24 +137,27 @@ def _encode(deaths: list[dict[str, str]]) -> str:
 
 
 def original_options(event: Event) -> DeliveryOptions:
-    """The priority and the retry budget that a dead letter had when it was alive."""
+    """Returns the priority and the retry budget that a dead letter had in its original queue."""
     priority = _number(event.headers.get(PRIORITY, ""), keys.LOWEST_PRIORITY, keys.HIGHEST_PRIORITY)
     return DeliveryOptions(priority or 0, max_attempts=_number(event.headers.get(BUDGET, ""), 1, MOST_ATTEMPTS))
 
 
 def _number(text: str, least: int, most: int) -> int | None:
-    """Returns the number in a header; None when that is no number within these bounds."""
+    """Returns the number in a header; None for anything but a number within these bounds."""
     number = int(text) if _NUMBER.fullmatch(text) else None
     return number if number is not None and least <= number <= most else None
 
 
 def origin(event: Event) -> str | None:
-    """The queue a dead letter comes from, or None when it is none."""
+    """Returns the queue that a dead letter comes from, or None for any other message."""
     return event.headers.get(DEAD_QUEUE)
 
 
 def letter(event: Event) -> FailedMessage:
-    """A dead letter with what its headers say. Anyone may push such headers: what cannot be read is left out."""
+    """Returns a dead letter with the facts in its headers.
+
+    Any producer may push such headers, so unreadable headers are left out.
+    """
     headers = event.headers
     return FailedMessage(
         event,

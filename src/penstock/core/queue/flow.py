@@ -1,4 +1,4 @@
-"""Flow control: how fast and how many at a time a queue hands out.
+"""Flow control: the rate and the concurrency of a queue's deliveries.
 
 Rates, windows and breakers are values without I/O. `Limiter` keeps their state in the store, inside the commit of a
 take, so that they hold for every process that has the queue open.
@@ -39,7 +39,7 @@ class Rate(msgspec.Struct, frozen=True):
 
 @lru_cache(256)
 def read_rate(text: str) -> Rate:
-    """Returns the parsed form of a rate; ConfigError when it is none."""
+    """Returns the parsed form of a rate; raises ConfigError for invalid text."""
     number, slash, period = text.replace(" ", "").replace("_", "").partition("/")
     if not slash or not number.isascii() or not number.isdigit() or not period:
         raise ConfigError(f"{text!r} is no rate: write a number and a period, like 100/s, 10/m, 1000/h or 5/30s")
@@ -53,7 +53,7 @@ def read_rate(text: str) -> Rate:
 
 
 def check_rate(value: object, name: str) -> str | None:
-    """A rate as a caller gave it, in the form in which it is stored."""
+    """Returns a rate as a caller gave it, in the form in which it is stored."""
     if value is None:
         return None
     if not isinstance(value, str):
@@ -75,12 +75,12 @@ class Window(msgspec.Struct, array_like=True):
     begun: list[tuple[int, int]] = []
 
     def forget(self, rate: Rate, now: int) -> None:
-        """Drops what lies a period back."""
+        """Drops starts that are older than a period."""
         bound = now - rate.period_ms
         self.begun = [one for one in self.begun if one[0] > bound]
 
     def set_back(self, now: int) -> None:
-        """Follows a clock that was set back: nothing has begun later than now."""
+        """Adjusts to a clock that was set back: no start is later than now."""
         self.begun = [(min(at, now), count) for at, count in self.begun]
 
     def room(self, rate: Rate, now: int) -> int:
@@ -89,7 +89,9 @@ class Window(msgspec.Struct, array_like=True):
         return max(0, rate.count - sum(count for _, count in self.begun))
 
     def next_ms(self, rate: Rate, now: int) -> int:
-        """Returns the time when the next one may begin: now, or when enough of the others lie a period back."""
+        """Returns the time when the next start is allowed: now, or when enough earlier starts are older than a
+        period.
+        """
         self.forget(rate, now)
         left = sum(count for _, count in self.begun)
         for at, count in self.begun:
@@ -100,16 +102,16 @@ class Window(msgspec.Struct, array_like=True):
         return now
 
     def note(self, rate: Rate, now: int, count: int) -> None:
-        """Counts some that begin now."""
+        """Counts starts at this time."""
         slot = max(1, rate.period_ms // SLOTS)
         if self.begun:
-            now = max(now, self.begun[-1][0])  # a clock may go back a little without anyone setting windows back
+            now = max(now, self.begun[-1][0])  # a clock may go back a little without an adjustment of windows
             if self.begun[-1][0] // slot == now // slot:
                 count += self.begun.pop()[1]
         self.begun.append((now, count))
 
     def is_over(self, rate: Rate, now: int) -> bool:
-        """Returns True if nothing of it counts any more."""
+        """Returns True if no start counts any more."""
         return not self.begun or self.begun[-1][0] + rate.period_ms <= now
 
 
@@ -122,9 +124,9 @@ class Breaker(msgspec.Struct, array_like=True):
 
     failures: Window = msgspec.field(default_factory=Window)
     open_until: int = 0
-    """The time when one message may be tried again; 0: the breaker is closed."""
+    """The time when one message may be tried; 0 while the breaker is closed."""
     probe: int = 0
-    """The position of the message that is being tried; 0: none is."""
+    """The position of the message that is being tried; 0 for none."""
     probe_lease: int = 0
 
     def state(self, now: int) -> BreakerState:
@@ -140,10 +142,10 @@ class Breaker(msgspec.Struct, array_like=True):
         return 0 if state == "open" or self.probe else min(asked, 1)
 
     def failed(self, rate: Rate, pause_ms: int, now: int, seq: int) -> bool:
-        """Counts a failed attempt; True when that opens the breaker."""
+        """Counts a failed attempt; returns True when the attempt opens the breaker."""
         if self.open_until:
             if seq != self.probe:
-                return False  # it was under way before the breaker opened
+                return False  # the attempt began before the breaker opened
         else:
             self.failures.note(rate, now, 1)
             if self.failures.room(rate, now):
@@ -154,7 +156,7 @@ class Breaker(msgspec.Struct, array_like=True):
         return True
 
     def succeeded(self, seq: int) -> bool:
-        """Notes that a message was handled; True when that closes the breaker."""
+        """Notes that a message was handled; returns True when this closes the breaker."""
         if not self.open_until or seq != self.probe:
             return False
         self.open_until = self.probe = self.probe_lease = 0
@@ -163,8 +165,9 @@ class Breaker(msgspec.Struct, array_like=True):
 
 # ── in a policy ───────────────────────────────────────────────────────────────────────────────────────────────────────
 def check_fair_by(value: object) -> str | None:
-    """Returns the field by which lanes are told apart: a header's name, "key", or "key:" and what ends the part of the
-    key that counts."""
+    """Returns the checked `fair_by`: a header's name, "key", or "key:" with the separator that ends the relevant
+    part of the key.
+    """
     if value is None:
         return None
     if not isinstance(value, str) or not value or value == "key:":
@@ -176,11 +179,11 @@ def check_fair_by(value: object) -> str | None:
 
 
 MOST_PER_KEY = 1024
-"""In flight of one key: their positions are one row."""
+"""The most messages of one key in flight: their positions are one row."""
 
 
 def check_flow(fields: dict[str, Any]) -> None:
-    """Puts the fields a caller gave into their stored form; ConfigError names the first bad one."""
+    """Converts the given fields to their stored form; a ConfigError names the first bad field."""
     for name in ("rate", "rate_per_key", "breaker"):
         if name in fields:
             fields[name] = check_rate(fields[name], name)
@@ -198,7 +201,7 @@ def check_flow(fields: dict[str, Any]) -> None:
 
 
 def check_flow_together(policy: QueuePolicy, queue: str) -> None:
-    """Refuses limits by key where messages have no keys, and what contradicts itself."""
+    """Refuses limits by key where messages have no keys, and contradictory settings."""
     if policy.throttle is not None and policy.debounce is not None:
         raise ConfigError(f"queue {queue!r}: the first push wins (throttle) or the newest one (debounce), not both")
     if policy.debounce_limit is not None and (policy.debounce is None or policy.debounce_limit < policy.debounce):
@@ -223,7 +226,7 @@ def check_flow_together(policy: QueuePolicy, queue: str) -> None:
 
 
 def limits_takes(policy: QueuePolicy) -> bool:
-    """Returns True if a take has more to think of than which message comes next."""
+    """Returns True if a take must consider more than the next message."""
     limits = policy.ttl, policy.max_in_flight, policy.rate, policy.rate_per_key, policy.breaker, policy.fair_by
     return any(limit is not None for limit in limits)
 
@@ -243,7 +246,7 @@ def save_breaker(commit: Commit, group: Group, breaker: Breaker) -> None:
 
 
 def forget_breakers(commit: Commit, queue: QueueState) -> None:
-    """Removes the breakers of a queue whose policy has none any more: a later one begins closed."""
+    """Removes the breakers of a queue whose policy no longer has a breaker; a later breaker begins closed."""
     for group in queue.all_groups(commit.tx):
         commit.tx.delete(keys.flow_key(group.topic, group.group_id, b"k"))
 
@@ -271,12 +274,12 @@ class Limiter:
         self._window = Window() if self._rate is None else self._load(keys.flow_key(queue.topic, group.group_id, b"q"))
         self._breaker: Breaker | None = None
         self.next_ms = 0
-        """The time when a take that was refused may look again; 0: none was."""
+        """The time when a refused take may try again; 0 without a refusal."""
 
     def room(self, asked: int) -> int:
         """Returns the number of requested messages that may be taken now."""
         if self._queue.record.policy.breaker is not None:
-            # Not before: taking back what has lost its lease comes first, and each of those is a failure.
+            # Not earlier: messages with ended leases are taken back first, and each of them is a failure.
             self._breaker = load_breaker(self._commit.tx, self._group)
         breaker = self._breaker
         if breaker is not None and breaker.open_until:
@@ -285,7 +288,7 @@ class Limiter:
                 breaker.open_until = self._now + pause_ms
                 save_breaker(self._commit, self._group, breaker)
             if breaker.probe and self._group.lease(self._commit.tx, breaker.probe_lease) is None:
-                breaker.probe = breaker.probe_lease = 0  # it was given back, claimed or purged
+                breaker.probe = breaker.probe_lease = 0  # the message was given back, claimed or purged
             asked = breaker.room(self._now, asked)
             if not asked:
                 self.next_ms = 0 if breaker.probe else breaker.open_until
@@ -312,7 +315,10 @@ class Limiter:
             self._commit.tx.put(row, keys.encode(self._window))
 
     def take_key(self, key: str) -> int:
-        """Counts a delivery of a key and returns 0; or, where its rate is used up, says when the next one may be."""
+        """Counts a delivery of a key and returns 0.
+
+        When the key's rate is used up, returns the time of its next delivery.
+        """
         rate = self._key_rate
         if rate is None:
             return 0
@@ -330,7 +336,7 @@ class Limiter:
 
 
 def limiter_for(commit: Commit, group: Group) -> Limiter | None:
-    """The limits on a take; None where the policy has none."""
+    """Returns the limits on a take; None where the policy has none."""
     queue = group.queue
     policy = queue.record.policy
     unlimited = policy.rate is None and policy.rate_per_key is None and policy.breaker is None

@@ -1,8 +1,8 @@
-"""The contents of a queue, without taking a message: every message and how it is, who holds what, what was given up and
-why.
+"""The contents of a queue, without taking a message: every message with its state, the holders of messages, and the
+failed messages with their reasons.
 
-`View.walk` goes through the messages of a queue in one snapshot; everything else here chooses among what it finds.
-Counts come from the groups' counters, whatever the queue holds.
+`View.walk` iterates over the messages of a queue in one snapshot; the other functions choose among these messages.
+Counts come from the groups' counters, so their cost does not depend on the queue's length.
 """
 
 from __future__ import annotations
@@ -71,46 +71,49 @@ E = TypeVar("E")
 MessageState = Literal["ready", "delayed", "in_flight", "failed"]
 STATES: Final[tuple[MessageState, ...]] = get_args(MessageState)
 PRESENT = 30.0
-"""Seconds after its last take for which a consumer counts as active; twice that and it is gone."""
+"""The seconds after its last take for which a consumer counts as active; after twice this time it is gone."""
 HOLDS = 10
 
 
 # ── answers ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 class ListedMessage(msgspec.Struct, Generic[E], frozen=True):
-    """A message that is not settled, as one group has it, with its event or with a document of it."""
+    """An unsettled message in one group, with its event or the event's document."""
 
     event: E
     state: MessageState
     group: str | None
-    """In work mode the group in whose name it was taken, else "default". In fanout None for what no group wanted."""
+    """In work mode the group in whose name the message was taken, else "default".
+
+    In fanout mode None for a message that no group wanted.
+    """
     attempts: int = 0
-    """Deliveries so far, the one in flight included."""
+    """The number of deliveries so far, including the delivery in flight."""
     max_attempts: int = 0
-    """The budget: its own, or the policy's."""
+    """The budget of the message, or of the policy."""
     priority: int = 0
     due: datetime | None = None
     """The time when a delayed message becomes ready."""
     blocked: bool = False
     """True if an earlier message of its ordering key must be settled first."""
     error: str | None = None
-    """Why its last attempt failed: type and text."""
+    """The error of the last attempt: type and text."""
     traceback: str | None = None
     first_delivered: datetime | None = None
     last_delivered: datetime | None = None
     consumer: str | None = None
-    """Who holds it."""
+    """The consumer that holds the message."""
     deadline: datetime | None = None
-    """Until when, unless extended; None for a lease that lasts as long as its owner's process."""
+    """The end of the lease, unless it is extended; None for a lease that lasts as long as its owner's process."""
     failed_attempts: list[Attempt] = []
-    """The newest ten, the oldest of them first."""
+    """The newest ten failed attempts, in order."""
     progress: TaskProgress | None = None
-    """The progress that its handler reported in this attempt, or in the last one; see `penstock.progress`."""
+    """The progress that the handler reported in this attempt, or in the last attempt; see `penstock.progress`."""
     steps: list[str] = []
-    """The names of its steps that have returned; see `penstock.step`."""
+    """The names of the steps that have returned; see `penstock.step`."""
 
 
 class QueueMessage(ListedMessage[Event], frozen=True):
-    """A message that is not settled, as one group has it."""
+    """An unsettled message in one group."""
 
     @property
     def seq(self) -> int:
@@ -135,11 +138,11 @@ class PendingDelivery(msgspec.Struct, frozen=True):
     deadline: datetime
     key: str | None = None
     progress: TaskProgress | None = None
-    """The progress that its handler reported; see `penstock.progress`."""
+    """The progress that the handler reported; see `penstock.progress`."""
 
 
 class QueueConsumer(msgspec.Struct, frozen=True):
-    """A worker, or another consumer that gave its name when it took something."""
+    """A worker, or another consumer that gave its name in a take."""
 
     name: str
     group: str
@@ -147,26 +150,26 @@ class QueueConsumer(msgspec.Struct, frozen=True):
     state: str
     """active (seen within 30 s), stale (within a minute), or gone."""
     host: str | None = None
-    """Its machine; over HTTP the one it names, else the address it asks from."""
+    """The consumer's machine; over HTTP the machine that it names, else its address."""
     since: datetime | None = None
-    """The time when it first took something, or, a worker over HTTP, began."""
+    """The time of the consumer's first take, or, for a worker over HTTP, of its start."""
     in_hand: int = 0
-    """The number of messages it holds."""
+    """The number of messages that the consumer holds."""
     holds: list[int] = []
-    """The positions of the first ten of them."""
+    """The positions of the first ten of these messages."""
     progress: dict[int, TaskProgress] = {}
     """The progress that the handlers of these messages reported, by position."""
     working_since: datetime | None = None
-    """The time when the oldest of them was handed out."""
+    """The time when the oldest of these messages was handed out."""
     last_failed_at: datetime | None = None
     """The time when an attempt of this consumer failed last, in the last day."""
     last_failed: int | None = None
-    """The position of the message that it was about."""
+    """The position of the message of this attempt."""
     last_error: str | None = None
-    """The type and message of the exception, or the text it was given back with."""
+    """The type and message of the exception, or the text with which the message was given back."""
 
     def works_on(self, now: datetime) -> str:
-        """Returns the messages that it works on, with their progress and for how long, in words."""
+        """Returns, in words, the messages that the consumer works on, with their progress and for how long."""
         if not self.in_hand:
             return "waits" if self.state != "gone" else "nothing"
         told = ((seq, self.progress.get(seq)) for seq in self.holds[:3])
@@ -176,7 +179,7 @@ class QueueConsumer(msgspec.Struct, frozen=True):
         return f"{shown}{more}" + (f", for {show_duration(max(0.0, (now - since).total_seconds()))}" if since else "")
 
     def last_failure(self, now: datetime) -> str:
-        """Returns the message that an attempt of this consumer failed on last, when and why, in words."""
+        """Returns, in words, the message of this consumer's last failed attempt, with time and reason."""
         if self.last_failed_at is None:
             return "–"
         when = show_past((now - self.last_failed_at).total_seconds())
@@ -187,19 +190,21 @@ class QueueStats(msgspec.Struct, frozen=True):
     """The number of messages of a group in each state."""
 
     ready: int
-    """Could be taken now (or as soon as their ordering key is free)."""
+    """Messages that can be taken now (or as soon as their ordering key is free)."""
     in_flight: int
-    """Held by a lease that has not ended."""
+    """Messages under a lease that has not ended."""
     delayed: int
-    """Wait for their time, or for their retry."""
+    """Messages that wait for their time or for their retry."""
     failed: int
-    """Given up, with no dead-letter queue to go to, or not there before the next take."""
+    """Messages that were given up and stay, because the queue has no dead-letter queue, or until the next take moves
+    them there.
+    """
     oldest_age: float | None
-    """Seconds since the oldest ready message was pushed."""
+    """The seconds since the oldest ready message was pushed."""
     groups: tuple[str, ...] = ()
     """The queue's groups."""
     paused: bool = False
-    """True if nothing is handed out for now, because the queue or this group is paused."""
+    """True if the queue or this group is paused."""
     breaker: BreakerState | None = None
     """The group's circuit breaker: closed, open or half-open; None where the policy has none."""
 
@@ -210,18 +215,18 @@ _PLAIN: Final = MessageRow(0, UNTOUCHED)
 
 # ── the walk ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 class Entry(msgspec.Struct, eq=False, gc=False):
-    """A message that one group has not settled, and how it is."""
+    """A message that one group has not settled, with its state."""
 
     seq: int
     state: MessageState
     group: Group
     label: str | None
-    """The group's name; in work mode the one in whose name it was taken, else "default"."""
+    """The group's name; in work mode the group in whose name the message was taken, else "default"."""
     message: MessageRow
     event: Event | None = None
-    """The event, if the walk came by it; see `View.event`."""
+    """The event, if the walk has read it; see `View.event`."""
     held: HeldMessage[Group] | None = None
-    """Under its lease, when it is in flight."""
+    """The message under its lease, while it is in flight."""
 
 
 class View:
@@ -239,28 +244,34 @@ class View:
 
     @property
     def length(self) -> int:
-        """The number of messages that are ready, in flight or delayed; in fanout, for the group that has most left."""
+        """The number of messages that are ready, in flight or delayed; in fanout mode, of the group with the most
+        messages left.
+        """
         return self.state.count_unsettled(self.snap, self.latest, self.overdue, self._lost)
 
     def is_lost(self, group: Group, seq: int) -> bool:
-        """Returns True if a message is given up, or gone, because its lease has ended: its key waits for it no more."""
+        """Returns True if a message is given up, or gone, because its lease has ended: its key no longer waits for
+        it.
+        """
         held = group.lease_of(self.snap, seq) if self._has_lapsed(group) else None
         entry = None if held is None else self._at(held)
         return held is not None and (entry is None or entry.state == "failed")
 
     def _lost(self, group: Group) -> int:
-        """Returns the number of messages that a group counts as in flight are given up, or gone: their leases have
-        ended."""
+        """Returns the number of messages that a group counts as in flight although they are given up, or gone: their
+        leases have ended.
+        """
         return sum(entry is None or entry.state == "failed" for entry in self.lapsed(group))
 
     @cached_property
     def overdue(self) -> int:
-        """Messages up to here have outlived their ttl: they are gone, unless they are in flight or have failed."""
+        """The position up to which messages have outlived their ttl: they are gone, unless they are in flight or
+        have failed.
+        """
         return self.state.overdue_through(self.snap, self.now)
 
     def walk(self, *states: MessageState, after: int = 0, groups: Iterable[Group] | None = None) -> Iterator[Entry]:
-        """The messages beyond a position that are not settled, by position, then group; those in some states, or
-        all."""
+        """Yields the unsettled messages beyond a position, in some states or all, by position, then group."""
         wanted = states or STATES
         chosen = self.state.all_groups(self.snap) if groups is None else groups
         walks = [self._walk_group(group, wanted, after) for group in chosen]
@@ -276,7 +287,7 @@ class View:
             yield from (entry for entry in found if entry is not None and entry.state in (states or STATES))
 
     def entry(self, group: Group, seq: int) -> Entry | None:
-        """The message at a position, unless a group has settled it."""
+        """Returns the message at a position, unless a group has settled it."""
         message = group.find(self.snap, seq)
         if message is None:
             held = group.lease_of(self.snap, seq)
@@ -286,7 +297,9 @@ class View:
         return next(self._shown(group, [(seq, message, None)]), None)
 
     def _shown(self, group: Group, found: Iterable[tuple[int, MessageRow, Event | None]]) -> Iterator[Entry]:
-        """Messages that no lease holds, as they are now: what has outlived its ttl is gone, unless it has failed."""
+        """Yields the messages that no lease holds in their current state: a message past its ttl is gone, unless it
+        has failed.
+        """
         label = group.name if group.group_id else None if self.state.fanout else "default"
         for seq, message, event in found:
             if message.state == FAILED:
@@ -295,14 +308,18 @@ class View:
                 yield Entry(seq, "delayed" if message.due > self.now else "ready", group, label, message, event)
 
     def _at(self, held: HeldMessage[Group]) -> Entry | None:
-        """A message with a lease as it is now: in flight, unless the lease has ended, which a take need not know."""
+        """Returns the current state of a leased message: in flight, unless the lease has ended, which no take may
+        have noticed.
+        """
         if held.ended(self.now):
             return next(self._shown(held.group, [(held.seq, lapsed_message(self.snap, held), None)]), None)
         message = held.lease.message(held.index)
         return Entry(held.seq, "in_flight", held.group, held.lease.label, message, None, held)
 
     def lapsed(self, group: Group) -> list[Entry | None]:
-        """The messages of a group whose leases have ended, though no take has noticed; None for one that is gone."""
+        """Returns the messages of a group whose leases have ended without notice of a take; None for a message that
+        is gone.
+        """
         if not self._has_lapsed(group):
             return []
         return [self._at(held) for held in group.in_flight(self.snap) if held.ended(self.now)]
@@ -311,24 +328,24 @@ class View:
         return 0 < group.record.next_deadline <= self.now
 
     def held(self, label: str | None) -> Iterator[HeldMessage[Group]]:
-        """The messages in flight, by position; those taken in the name of one group, or all."""
+        """Yields the messages in flight, by position: of one group's name, or all."""
         return (held for held in self.leased(label) if not held.ended(self.now))
 
     def leased(self, label: str | None) -> Iterator[HeldMessage[Group]]:
-        """Returns the leased messages, and the messages whose leases have ended, though no take has noticed."""
+        """Yields the leased messages, including messages whose leases have ended without notice of a take."""
         held = [group.in_flight(self.snap) for group in self.named(label)]
         every = heapq.merge(*held, key=lambda one: one.seq) if len(held) != 1 else held[0]
         return every if label is None else (one for one in every if one.lease.label == label)
 
     def named(self, label: str | None) -> list[Group]:
-        """The group of a name, which in work mode all share; all of them without one."""
+        """Returns the group of a name, which in work mode all names share; without a name all groups."""
         if label is None or not self.state.fanout:
             return self.state.all_groups(self.snap)
         group_id = self.state.record.groups.get(label)
         return [] if group_id is None else [self.state.group(self.snap, group_id, label)]
 
     def event(self, entry: Entry) -> Event | None:
-        """The event of a message; None when it was removed."""
+        """Returns the event of a message; None when it was removed."""
         return entry.event or self.state.blocks.event(self.snap, entry.seq)
 
     def has(self, group: Group, seq: int) -> bool:
@@ -336,7 +353,7 @@ class View:
         return self.entry(group, seq) is not None
 
     def events(self, entries: Iterable[Entry]) -> Iterator[Event]:
-        """The events of messages in order of position, each once."""
+        """Yields the events of messages in order of position, each event once."""
         previous = 0
         for entry in entries:
             if entry.seq != previous:
@@ -346,7 +363,7 @@ class View:
                     yield event
 
     def available(self) -> Iterator[Event]:
-        """The messages that no group has in flight or has given up."""
+        """Yields the messages that no group has in flight or has given up."""
         for event in self.events(self.walk("ready", "delayed")):
             if not self.state.fanout or self.is_free(event.seq):
                 yield event
@@ -362,12 +379,12 @@ class View:
         return msgspec.structs.replace(found, traceback=None) if message.error == LAPSED.error else found
 
     def progress(self, entry: Entry) -> TaskProgress | None:
-        """Returns the progress of a message: in flight, that of this attempt, else that of the last one."""
+        """Returns the progress of a message: in flight, of this attempt; else of the last attempt."""
         secret = None if entry.held is None else entry.held.lease.secret
         return read_progress(self.snap, entry.group, entry.seq, secret)
 
     def failed_message(self, group: Group, message: MessageRow, event: Event) -> FailedMessage:
-        """A message that a group has given up, with the reason."""
+        """Returns a message that a group has given up, with the reason."""
         trail = self.trail(group, message)
         attempts = trail.shown()
         reason = REJECTED if attempts and attempts[-1].ended == "rejected" else EXHAUSTED
@@ -375,14 +392,14 @@ class View:
         return FailedMessage(event, name, message.attempts, reason, message.error, at, trail.traceback, attempts)
 
     def failures(self, after: int = 0, groups: list[Group] | None = None) -> Iterator[FailedMessage]:
-        """The messages beyond a position that groups have given up, by position, then group."""
+        """Yields the messages beyond a position that groups have given up, by position, then group."""
         for entry in self.walk("failed", after=after, groups=groups):
             event = self.event(entry)
             if event is not None:
                 yield self.failed_message(entry.group, entry.message, event)
 
     def newest_failures(self, group: Group, before: int) -> Iterator[FailedMessage]:
-        """The messages before a position that a group has given up, the newest first."""
+        """Yields the messages before a position that a group has given up, the newest first."""
         rows = self.snap.scan(*group.rows(keys.PLACES[FAILED], 0, before - 1), reverse=True)
         stored = (read_message(value, self.state.name) for _, value in rows)
         lapsed = [one.message for one in self.lapsed(group) if one and one.state == "failed" and one.seq < before]
@@ -393,15 +410,16 @@ class View:
                 yield self.failed_message(group, message, event)
 
     def newest_letters(self, of: str | None, before: int) -> Iterator[Event]:
-        """The dead letters before a position that came from a queue, or all, the newest first."""
-        if self.state.record.over_log:  # letters that were events of a log have no rows: all of them are looked at
+        """Returns the dead letters before a position that came from a queue, or all, the newest first."""
+        if self.state.record.over_log:  # letters that were events of a log have no rows, so all of them are checked
             found: list[Event] = [event for event in self.letters(of) if event.seq < before]
             return iter(found[::-1])
         return self.letters(of, 0, before)
 
     def letters(self, of: str | None, after: int = 0, before: int | None = None) -> Iterator[Event]:
-        """The dead letters beyond a position that came from a queue, or all, by position; or those before one, the
-        newest first."""
+        """Yields dead letters of a queue, or all: those beyond a position, by position; or those before a position,
+        the newest first.
+        """
         if not self.state.record.over_log:  # letters that were events of a log have no rows
             topic = self.state.topic
             low, high = (keys.letter_key(topic, of or "", seq) for seq in (after + 1, before or NEVER))
@@ -432,7 +450,7 @@ class View:
     def _untouched(
         self, group: Group, wanted: Collection[str], after: int
     ) -> Iterator[tuple[int, MessageRow, Event | None]]:
-        """Messages above the frontier; where one has a delay or a priority that is not sorted in, a row says so."""
+        """Yields the messages above the frontier; a row holds a delay or a priority that is not sorted in yet."""
         snap, state = self.snap, self.state
         if "ready" not in wanted:
             for seq, special in self.unabsorbed(group, self.latest):
@@ -448,7 +466,7 @@ class View:
                 yield seq, _PLAIN if found is None else found.row(seq), Event(block, at)
 
     def unabsorbed(self, group: Group, through: int) -> Iterator[tuple[int, SpecialRow]]:
-        """Delays and priorities that the group's next take will sort in."""
+        """Yields the delays and priorities that the group's next take will sort in."""
         if self.state.traits.special > group.record.absorbed:
             start = keys.special_key(group.topic, group.record.absorbed + 1)
             for key, value in self.snap.scan(start, keys.special_key(group.topic, through + 1)):
@@ -456,7 +474,7 @@ class View:
                     yield keys.tail_seq(key), read_special(value, self.state.name)
 
     def group(self, name: str) -> Group:
-        """A group by its name; of one that is not added yet, what it would find."""
+        """Returns a group by its name; for a group that is not added yet, the messages that it would find."""
         snap, state = self.snap, self.state
         if not state.fanout:
             return state.group(snap, WORK)
@@ -464,7 +482,7 @@ class View:
         if group_id is not None:
             return state.group(snap, group_id, name)
         if state.record.groups:
-            # What it will find, the others' progress decides: the one furthest behind says the most.
+            # The progress of the other groups decides what the new group finds: the slowest group tells most.
             furthest = max(state.named_groups(snap), key=lambda group: group.unsettled(self.latest))
             record = msgspec.structs.replace(furthest.record, in_flight=0, leases=0, failed=0)
             record.ready += furthest.record.in_flight + furthest.record.failed
@@ -477,7 +495,7 @@ class View:
 
 @contextmanager
 def open_view(queue: LocalQueue) -> Iterator[View]:
-    """A queue as it is now."""
+    """Opens a view of a queue as it is now."""
     queue.core.check_open()
     with queue.core.engine.read() as snap, queue.cache.beside(snap, queue.name) as state:
         if state is None:
@@ -486,21 +504,23 @@ def open_view(queue: LocalQueue) -> Iterator[View]:
 
 
 def _moment(ms: int) -> datetime | None:
-    """A stored time; None where there is none."""
+    """Returns a stored time; None where there is none."""
     return from_ms(ms) if 0 < ms < NEVER else None
 
 
 # ── messages ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 def get(queue: LocalQueue, seq: int) -> Event | None:
-    """The message at a position; None when it is settled or never was."""
+    """Returns the message at a position; None when it is settled or never existed."""
     with open_view(queue) as view:
         has = 0 < seq <= view.latest and any(view.has(group, seq) for group in view.state.each_group(view.snap))
         return view.state.blocks.event(view.snap, seq) if has else None
 
 
 def peek(queue: LocalQueue, limit: int | None, name: str) -> list[Event]:
-    """Returns the messages that would be taken next for a group, without rates and limits: takes it, in changes that
-    are not kept."""
+    """Returns the messages that a group would take next, without rates and limits.
+
+    It runs a take whose changes are not kept.
+    """
     left, found = NEVER if limit is None else limit, list[Event]()
     with open_view(queue) as view:
         state, group = view.state, view.group(name)
@@ -508,7 +528,7 @@ def peek(queue: LocalQueue, limit: int | None, name: str) -> list[Event]:
             state.policy, rate=None, rate_per_key=None, breaker=None, max_in_flight=None, dead_letter=None
         )
         state.feed, state.traits.replies = None, False
-        group.record.endless = 0  # whose process has ended, a take finds out
+        group.record.endless = 0  # a take finds out which processes have ended
         commit = Commit(Catalog(), OverlayWrite(None, False, view.snap), view.now, queue.core.index)
         if 0 < group.record.next_due <= view.now and state.policy.fair_by is None and state.policy.ttl is None:
             _wake_first(commit, group, left)
@@ -526,8 +546,10 @@ def peek(queue: LocalQueue, limit: int | None, name: str) -> list[Event]:
 
 
 def _wake_first(commit: Commit, group: Group, most: int) -> bool:
-    """Makes so many due messages ready, those that a take would give first; False when none is due. It looks at all
-    that are due, and moves only those."""
+    """Makes the due messages ready that a take would return first, up to a number; returns False without due messages.
+
+    It looks at all due messages, and moves only these.
+    """
     rows = commit.tx.scan(*group.due_rows(commit.now_ms))
     due = [message for key, _ in rows if (message := group.placed(commit.tx, WAITING, keys.tail_seq(key))) is not None]
     before, group.record.next_due = group.record.ready, 0
@@ -548,7 +570,7 @@ def check_state(state: str | None) -> MessageState | None:
 def messages(
     queue: LocalQueue, state: MessageState | None, group: str | None, after: int, key: str | None = None
 ) -> Iterator[QueueMessage]:
-    """Entries in order of position, then group, from one snapshot; those of one ordering key, or all."""
+    """Yields messages in order of position, then group, from one snapshot; of one ordering key, or all."""
     with open_view(queue) as view:
         fanout, named = view.state.fanout, view.state.record.groups
         if fanout and named and group is not None and group not in named:
@@ -599,7 +621,7 @@ def _listed(view: View, entry: Entry, event: Event) -> QueueMessage:
 
 # ── deliveries and consumers ─────────────────────────────────────────────────────────────────────────────────────────
 def pending(queue: LocalQueue, name: str | None) -> Iterator[PendingDelivery]:
-    """The deliveries in flight, of one group or of all, in order of position."""
+    """Yields the deliveries in flight, of one group or of all, in order of position."""
     with open_view(queue) as view:
         for held in view.held(name):
             lease, message = held.lease, held.lease.message(held.index)
@@ -612,7 +634,7 @@ def pending(queue: LocalQueue, name: str | None) -> Iterator[PendingDelivery]:
 
 
 def find_delivery(queue: LocalQueue, token: str) -> Delivery:
-    """The delivery a token names, as its holder would have it; StaleDelivery when its lease is gone."""
+    """Returns the delivery of a token, as its holder has it; raises StaleDelivery when its lease is gone."""
     if read_token(token) is None:
         raise StaleDelivery(f"{token[:40]!r} is no delivery's token", token=token[:40])
     with open_view(queue) as view:
@@ -631,7 +653,7 @@ def group_names(state: QueueState) -> list[str]:
 
 
 def delivered_groups(state: QueueState) -> list[str]:
-    """The groups that messages are delivered to, by name: in work mode one."""
+    """Returns the groups that messages are delivered to, by name: in work mode one."""
     return (group_names(state) if state.fanout else []) or ["default"]
 
 
@@ -640,7 +662,7 @@ class _Holding(msgspec.Struct):
 
     count: int = 0
     seqs: list[int] = []
-    """The first ten of each lease."""
+    """The positions of the first ten messages of each lease."""
     since_ms: int = NEVER
     progress: dict[int, TaskProgress] = {}
 
@@ -649,8 +671,7 @@ _NOTHING_HELD: Final = _Holding()
 
 
 def _holdings(view: View) -> dict[tuple[str, str | None], _Holding]:
-    """Returns what each consumer holds, by group and name; it costs what its leases cost, however many messages they
-    have."""
+    """Returns what each consumer holds, by group and name. The cost grows with the leases, not with their messages."""
     found: dict[tuple[str, str | None], _Holding] = {}
     for group in view.named(None):
         for _, lease in group.leases(view.snap):
@@ -669,7 +690,7 @@ def _holdings(view: View) -> dict[tuple[str, str | None], _Holding]:
 
 
 def consumers(queue: LocalQueue) -> list[QueueConsumer]:
-    """The consumers that gave their name, and what each holds."""
+    """Returns the consumers that gave their name, with the messages that each holds."""
     found = []
     with open_view(queue) as view:
         labels = {group_id: name for name, group_id in view.state.record.groups.items()}
@@ -709,7 +730,7 @@ def newest_failures(view: View) -> dict[str, LastFailure]:
 
 
 def counted_consumers(view: View) -> tuple[Counter[str], Counter[str]]:
-    """Returns the number of consumers of each group, by name, that were seen within a minute, and of those gone."""
+    """Returns, by group, the number of consumers that were seen within a minute, and of consumers that are gone."""
     labels = {group_id: name for name, group_id in view.state.record.groups.items()} if view.state.fanout else {}
     present: Counter[str] = Counter()
     gone: Counter[str] = Counter()
@@ -727,7 +748,7 @@ def stats(queue: LocalQueue, name: str) -> QueueStats:
 
 
 def stats_of_groups(view: View) -> list[tuple[str, QueueStats, GroupRecord]]:
-    """The same of every group that messages are delivered to, with its record."""
+    """Yields the statistics of every group that receives messages, with the group's record."""
     groups = [(name, view.group(name)) for name in delivered_groups(view.state)]
     return [(name, _stats(view, group, name), group.record) for name, group in groups]
 
@@ -768,8 +789,9 @@ def _stats(view: View, group: Group, name: str) -> QueueStats:
 
 
 def _oldest_ready(view: View, group: Group, lapsed: list[int]) -> int | None:
-    """Returns the time when the oldest ready message was recorded; `lapsed`: those that are ready since their leases
-    have ended."""
+    """Returns the time when the oldest ready message was recorded; `lapsed` holds messages that are ready because
+    their leases have ended.
+    """
     seq = min(filter(None, [group.oldest(view.snap, view.latest, view.overdue, [READY]), *lapsed]), default=0)
     event = view.state.blocks.event(view.snap, seq) if seq else None
     return None if event is None else to_ms(event.recorded_at, "recorded_at")
@@ -777,19 +799,19 @@ def _oldest_ready(view: View, group: Group, lapsed: list[int]) -> int | None:
 
 # ── what was given up ────────────────────────────────────────────────────────────────────────────────────────────────
 def failures(queue: LocalQueue, group: str = "default", after: int = 0) -> Iterator[FailedMessage]:
-    """The messages beyond a position that a group has given up, in order, with the reason for each."""
+    """Yields the messages beyond a position that a group has given up, in order, with their reasons."""
     with open_view(queue) as view:
         yield from view.failures(after, [view.group(group)])
 
 
 def newest_failed(queue: LocalQueue, group: str, before: DeadLetterCursor | None = None) -> Iterator[FailedMessage]:
-    """The messages that a group has given up, the newest first; those before a cursor."""
+    """Yields the messages before a cursor that a group has given up, the newest first."""
     with open_view(queue) as view:
         yield from view.newest_failures(view.group(group), NEVER if before is None else before.seq)
 
 
 def newest_dead(queue: LocalQueue, before: DeadLetterCursor | None = None) -> Iterator[FailedMessage]:
-    """The dead letters that `dead_letters` returns, the newest of each queue first; those before a cursor."""
+    """Yields the dead letters of `dead_letters` before a cursor, the newest of each queue first."""
     registry, target = queue.registry, queue.policy().dead_letter
     own = before is not None and before.queue == queue.name != target
     if target is not None and not own and registry.record(target) is not None:
@@ -801,8 +823,10 @@ def newest_dead(queue: LocalQueue, before: DeadLetterCursor | None = None) -> It
 
 
 def dead_letters(queue: LocalQueue, after: DeadLetterCursor | None = None) -> Iterator[FailedMessage]:
-    """The dead letters of a queue: those in its dead-letter queue that come from it, or, of such a queue, all. What
-    lies before a cursor costs nothing."""
+    """Yields the dead letters of a queue: the letters in its dead-letter queue that come from it.
+
+    For a dead-letter queue, yields all its letters. Letters before a cursor cost nothing.
+    """
     registry = queue.registry
     target = queue.policy().dead_letter
     cursor = after or DeadLetterCursor("", 0)

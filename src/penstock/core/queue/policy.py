@@ -1,4 +1,4 @@
-"""A queue's policy: a value, stored with the queue, checked before it is stored; when a message is tried again."""
+"""A queue's policy: a value that is checked, then stored with the queue; and the times of retries."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from penstock.limits import WORKER_RETRY_FACTOR, WORKER_RETRY_FIRST, WORKER_RETR
 Curve = Literal["immediate", "fixed", "linear", "exponential", "schedule"]
 
 LONGEST = 10 * 365 * 24 * 3600.0
-"""No delay is longer than ten years, whatever an uncapped curve says: time on disk is a 64-bit number."""
+"""The longest delay, ten years, also of an uncapped curve: a time on disk is a 64-bit number."""
 
 
 class Retry(msgspec.Struct, frozen=True, omit_defaults=True, repr_omit_defaults=True):
@@ -45,22 +45,25 @@ class Retry(msgspec.Struct, frozen=True, omit_defaults=True, repr_omit_defaults=
 
     @staticmethod
     def immediate() -> Retry:
-        """At once."""
+        """Returns a policy that retries at once."""
         return Retry()
 
     @staticmethod
     def fixed(delay: Duration) -> Retry:
-        """The same delay every time."""
+        """Returns a policy with the same delay every time."""
         return Retry("fixed", (seconds(delay, "delay"),))
 
     @staticmethod
     def linear(step: Duration, *, cap: Duration | None = None) -> Retry:
-        """`step`, twice `step`, three times `step`, … up to `cap`."""
+        """Returns a policy that waits `step`, twice `step`, three times `step`, … up to `cap`."""
         return Retry("linear", (seconds(step, "step"),), cap=_cap_seconds(cap))
 
     @staticmethod
     def exponential(base: Duration, *, factor: float = 2, cap: Duration | None = None, jitter: float = 0.0) -> Retry:
-        """`base`, `base`·`factor`, `base`·`factor`², … up to `cap`; `jitter` takes up to that share off, at random."""
+        """Returns a policy that waits `base`, `base`·`factor`, `base`·`factor`², … up to `cap`.
+
+        `jitter` takes up to this share off, at random.
+        """
         if not is_number(factor) or not 1 <= factor < float("inf"):
             raise ConfigError(f"factor must be a number of at least 1, not {factor!r}")
         if not is_number(jitter) or not 0 <= jitter <= 1:
@@ -69,13 +72,13 @@ class Retry(msgspec.Struct, frozen=True, omit_defaults=True, repr_omit_defaults=
 
     @staticmethod
     def schedule(*delays: Duration) -> Retry:
-        """These delays in turn; the last repeats."""
+        """Returns a policy that waits these delays in turn; the last delay repeats."""
         if not delays:
             raise ConfigError("a schedule needs at least one delay; Retry.immediate() is the one without")
         return Retry("schedule", tuple(seconds(delay, "delay") for delay in delays))
 
     def delay(self, failures: int, chance: Callable[[], float] | None = None) -> float:
-        """Seconds to wait after this many failed attempts, the first being 1."""
+        """Returns the seconds to wait after this many failed attempts, counted from 1."""
         if self.curve == "immediate":
             return 0.0
         if self.curve == "schedule":
@@ -120,8 +123,9 @@ Retry.WORKER = Retry.exponential(
 
 # ── as people write it ───────────────────────────────────────────────────────────────────────────────────────────────
 def parse_retry(text: str) -> Retry | None:
-    """The retry behind immediate, svix, fixed:5s, linear:10s:5m, exponential:1s:60s or schedule:5s,5m,30m; None behind
-    default."""
+    """Returns the retry policy of a text such as immediate, svix, fixed:5s, linear:10s:5m, exponential:1s:60s or
+    schedule:5s,5m,30m; None for default.
+    """
     curve, _, given = text.strip().lower().partition(":")
     delays = [parse_duration(part) for part in given.replace(",", ":").split(":") if part.strip()]
     cap = delays[1] if len(delays) > 1 else None
@@ -144,7 +148,9 @@ def parse_retry(text: str) -> Retry | None:
 
 
 def write_retry(retry: Retry | None) -> str:
-    """A retry as `parse_retry` reads it; empty when that has no words for it (a factor other than 2, or jitter)."""
+    """Returns a retry policy as text for `parse_retry`; empty for policies without such a text (a factor other than
+    2, or jitter).
+    """
     if retry is None:
         return "default"
     given = [write_duration(delay) for delay in (*retry.delays, *([] if retry.cap is None else [retry.cap]))]
@@ -164,62 +170,83 @@ FEED: Final = ".feed"
 
 
 class QueuePolicy(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The policy of a queue's deliveries. Durations are seconds; to set one, "1h30m" or a timedelta will do. Values:
-    compare, print, store."""
+    """The policy of a queue's deliveries: a value that can be compared, printed and stored.
+
+    Durations are seconds; "1h30m" or a timedelta also set a duration.
+    """
 
     mode: Mode = "work"
-    """work: each message to one consumer, an ack removes it. fanout: every group gets every message. A queue keeps the
-    mode it was made with."""
+    """"work": each message goes to one consumer, and an ack removes it. "fanout": every group gets every message.
+
+    A queue keeps its first mode.
+    """
     lease: Seconds = LEASE
-    """The time for which a consumer may hold a message before the message is offered again; 0: until the process that
-    took it ends."""
+    """The time for which a consumer may hold a message before the message is offered again; 0 for as long as the
+    consumer's process runs.
+    """
     max_attempts: int = MAX_ATTEMPTS
     """The number of deliveries after which a message is given up."""
     dead_letter: str | None = None
-    """The queue that messages given up go to; without one they stay, in state "failed"."""
+    """The queue that receives given-up messages; without it they stay, in state "failed"."""
     retry: Retry | None = None
-    """The delay before the next attempt. None: a worker's failures wait about 5 s, then 30 s, growing to 10 min
-    (`Retry.WORKER`); what is given back by hand, or lost with its lease, is ready at once."""
+    """The delay before the next attempt.
+
+    With None, a worker's failures wait about 5 s, then 30 s, growing to 10 min (`Retry.WORKER`); a message that is
+    given back by hand, or whose lease ends, is ready at once.
+    """
     max_size: int | None = None
     """The greatest number of unsettled messages; a push above it raises QueueFull."""
     max_in_flight: int | None = None
-    """The greatest number of messages that a group has in flight at once; takes find nothing above it."""
+    """The greatest number of messages that a group has in flight at once; above it, takes find no message."""
     max_in_flight_per_key: int = 1
-    """The greatest number of messages of one ordering key that a group has in flight. 1 keeps their order; with more
-    they begin in order, and may overtake each other."""
+    """The greatest number of messages of one ordering key that a group has in flight. 1 keeps their order; with
+    more, they begin in order and may overtake each other.
+    """
     rate: str | None = None
     """The greatest number of messages that a group is given in any period of a length: "100/s", "10/m", "5/30s"."""
     rate_per_key: str | None = None
-    """The rate for the messages of one ordering key; those of other keys pass them."""
+    """The rate for the messages of one ordering key; messages of other keys pass them."""
     fair_by: str | None = None
-    """The field by which messages are told apart, so that each value gets its share: a header ("tenant"), the key
-    ("key"), or the part of the key before a text ("key:/"). None waits because another has a million messages."""
+    """The field by which messages share a queue fairly: a header ("tenant"), the key ("key"), or the part of the key
+    before a text ("key:/"). No value waits because another value has a million messages.
+    """
     throttle: Seconds | None = None
-    """Of pushes with one key within so many seconds the first becomes a message; the others get its receipt."""
+    """The seconds within which only the first push of a key becomes a message; the other pushes get its receipt."""
     debounce: Seconds | None = None
-    """A push with a key waits so many seconds for others of its key: the newest takes the place of those before it."""
+    """The seconds that a push with a key waits for further pushes of its key: the newest push replaces the earlier
+    pushes.
+    """
     debounce_limit: Seconds | None = None
     """The longest time for which pushes may replace each other before the newest push is delivered."""
     breaker: str | None = None
-    """The number of failures within which time open the circuit breaker of a group ("5/1m"): then it gets nothing,
-    until after `breaker_pause` one message is tried, and has succeeded."""
+    """The number of failures within a time that opens the circuit breaker of a group ("5/1m").
+
+    The group then gets no messages until one message, tried after `breaker_pause`, has succeeded.
+    """
     breaker_pause: Seconds = 30.0
     """The time for which a circuit breaker stays open before one message is tried."""
     ttl: Seconds | None = None
-    """Messages older than this are not delivered any more: they go to the dead letters, or, without those, away."""
+    """The age after which messages are no longer delivered: they go to the dead letters, or are removed without a
+    dead-letter queue.
+    """
     warn_after: Seconds | None = None
-    """The time for which a ready message may wait before health warns. None: a minute where no consumer takes any, else
-    ten."""
+    """The time for which a ready message may wait before health checks warn.
+
+    None: one minute without consumers, else ten minutes.
+    """
     retention: Literal["hold", "dead_letter"] = "hold"
-    """The fate of unsettled messages that the topic's retention (`max_age`, `max_events`, `max_bytes`) passes: "hold"
-    keeps them until they are settled, "dead_letter" sends them to the dead letters with that reason."""
+    """The treatment of unsettled messages that the topic's retention (`max_age`, `max_events`, `max_bytes`) reaches.
+    "hold" keeps them until they are settled; "dead_letter" sends them to the dead letters with this reason.
+    """
     priority: bool = False
     """True if messages have priorities (and no ordering keys): higher ones first, then by position."""
     feed: bool = False
-    """True if all that becomes of messages is written down, as events of the topic `<queue>.feed`."""
+    """True if every change of a message's state is recorded as an event of the topic `<queue>.feed`."""
     dedup_window: Seconds | None = DEDUP_WINDOW
-    """The time for which a dedup key is remembered; None for ever. A queue made over a topic that is there keeps the
-    topic's."""
+    """The time for which a dedup key is remembered; None for forever.
+
+    A queue over an existing topic keeps the topic's window.
+    """
 
 
 FIELDS = QueuePolicy.__struct_fields__
@@ -246,13 +273,13 @@ WORDS: Mapping[str, tuple[str, str]] = {
     "retention": ("hold", "what becomes of unsettled messages that the topic's retention passes"),
     "priority": ("no", "whether messages have priorities"),
     "feed": ("no", "whether the topic QUEUE.feed says what becomes of messages"),
-    "dedup_window": ("5m", "how long dedup keys are remembered (none: for ever)"),
+    "dedup_window": ("5m", "how long dedup keys are remembered (none: forever)"),
 }
-"""Of each field an example and its meaning, as the command line's help and the console's form say them."""
+"""An example and the meaning of each field, for the command line's help and the console's form."""
 
 
 def check_policy(given: Mapping[str, Any], queue: str) -> dict[str, Any]:
-    """The fields of a policy as a caller gave them, in their stored form; ConfigError names the first bad one."""
+    """Returns the given fields of a policy in their stored form; a ConfigError names the first bad field."""
     unknown = sorted(set(given) - set(FIELDS))
     if unknown:
         raise ConfigError(f"a queue has no policy {unknown[0]!r}{nearest(unknown[0], FIELDS)}")
@@ -287,7 +314,7 @@ def check_policy(given: Mapping[str, Any], queue: str) -> dict[str, Any]:
 
 
 def check_together(policy: QueuePolicy, queue: str) -> None:
-    """Refuses settings that need another one which is not there."""
+    """Refuses settings that need another, missing setting."""
     check_flow_together(policy, queue)
     if policy.retention == "dead_letter" and policy.dead_letter is None:
         raise ConfigError(f'queue {queue!r} needs a dead-letter queue for retention="dead_letter": give dead_letter=')
@@ -319,7 +346,7 @@ def _retry(value: object) -> Retry | None:
 
 
 def refuse_other_mode(name: str, stored: QueuePolicy, mode: object) -> None:
-    """PolicyMismatch when a queue would have to change its mode, which it keeps for as long as it is there."""
+    """Raises PolicyMismatch when a queue would have to change its mode, which is fixed."""
     if mode != stored.mode:
         raise PolicyMismatch(
             f"queue {name!r} has mode={stored.mode}, and a queue keeps its mode: make another queue with mode={mode}, "
@@ -328,7 +355,7 @@ def refuse_other_mode(name: str, stored: QueuePolicy, mode: object) -> None:
 
 
 def refuse_mismatch(name: str, stored: QueuePolicy, given: dict[str, object]) -> None:
-    """PolicyMismatch when a caller asks for another policy than the stored one."""
+    """Raises PolicyMismatch when a caller's policy differs from the stored policy."""
     refuse_other_mode(name, stored, given.get("mode", stored.mode))
     for field, value in given.items():
         kept = getattr(stored, field)

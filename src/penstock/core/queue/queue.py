@@ -1,4 +1,4 @@
-"""A queue of a journal in this process: what pushes, takes and settles do, each in one commit, or in a transaction's.
+"""A queue of a journal in this process: pushes, takes and settlements, each in one commit or in a transaction's commit.
 
 Takes wait for a push, for a due time, for a lease that ends, in this process or another one. No wake-up is lost: the
 topic's signal is noted before the try, and waiting returns at once when it has grown since. Time in the store is the
@@ -53,7 +53,7 @@ from penstock.limits import MAX_BATCH_BYTES, MAX_PAYLOAD_BYTES
 T = TypeVar("T")
 
 SETTLED_MESSAGES = 1024
-"""The number of settled messages that make a look at the topic worth it."""
+"""The number of settled messages after which upkeep of the topic pays."""
 
 log = Log("penstock.queue")
 
@@ -71,16 +71,16 @@ class LocalQueue:
         self._writer = core.writer
         self._log = TopicLog(core, name)
         self._signal = core.hub.signal(name)
-        # The cells of counters: a call of `inc` less for each message.
+        # The cells of counters, which save a call of `inc` for each message.
         self._pushed = metrics.pushed.labels(queue=name).cells
         self._taken = metrics.delivered.labels(queue=name).cells
         self._acked = metrics.acked.labels(queue=name).cells
         self._settled = 0
-        """About how many messages this process has settled since upkeep was last asked for."""
+        """The approximate number of messages that this process has settled since the last upkeep."""
         self.handle = registry.make_handle(self)
 
     def change(self, apply: Callable[..., T], *args: object, relaxed: bool = False) -> T:
-        """Does something to the queue's state in a commit of its own, which need not be synced if it is `relaxed`."""
+        """Changes the queue's state in a commit of its own, which need not be synced if it is `relaxed`."""
 
         def run(commit: Commit) -> T:
             return apply(commit, self.cache.state(commit, self.name), *args)
@@ -121,17 +121,17 @@ class LocalQueue:
         return self._writer.submit(request)
 
     def pushing(self, payload: object, options: PushOptions) -> WriteRequest[Receipt]:
-        """The push of one message, for the writer."""
+        """Returns the push of one message, for the writer."""
         batch, delivery = self.prepare(payload, options)
         return WriteRequest(lambda commit: self.push_in(commit, batch, delivery)[0], batch.size)
 
     def pushing_many(self, payloads: list[object], options: PushOptions) -> WriteRequest[list[Receipt]]:
-        """The push of several messages, for the writer."""
+        """Returns the push of several messages, for the writer."""
         batch, delivery = self.prepare_many(payloads, options)
         return WriteRequest(self.push_in, batch.size, (batch, delivery))
 
     def note_pushes(self, count: int) -> None:
-        """Counts what was pushed."""
+        """Counts pushed messages."""
         self._pushed[get_ident()] += count
 
     def push_many(self, payloads: list[object], options: PushOptions) -> list[Receipt]:
@@ -202,8 +202,10 @@ class LocalQueue:
         *,
         timed: bool = False,
     ) -> list[Delivery]:
-        """`take` for an event loop: the tries are committed by the writer's own thread. Backpressure when that has no
-        room for `patience` seconds. `timed`: ConfigError for a lease that lasts as long as the taker's process.
+        """Does what `take` does for an event loop: the writer's own thread commits each try.
+
+        Raises Backpressure when the writer has no room for `patience` seconds. With `timed`, a lease that lasts as long
+        as the taker's process raises ConfigError.
         """
         tries = self._take_steps(wanted, stopping, take_timed if timed else take)
         try:
@@ -225,10 +227,11 @@ class LocalQueue:
         stopping: threading.Event | None,
         operation: Callable[[Commit, LocalQueue, TakeRequest], Taken],
     ) -> Generator[WriteRequest[Taken] | tuple[int, float], None, list[Delivery]]:
-        """Returns what `take` does; yields each try, for a commit, and each wait: the signal's version to wait
-        past, and the seconds.
+        """Runs a take as a generator that returns its deliveries.
 
-        Closed after a try, it gives back what the try has found, because the caller has gone.
+        Yields each try, for a commit, and each wait: the signal's version to wait past, and the seconds.
+
+        When it is closed after a try, it gives back the messages that the try has found, because the caller is gone.
         """
         if wanted.seq is not None or wanted.key is not None or wanted.since is not None:
             check_take(wanted)
@@ -261,8 +264,9 @@ class LocalQueue:
                 wait.check_open()
 
     def _return_unheard(self, operation: WriteRequest[Taken]) -> None:
-        """Gives back what a take finds whose caller has gone: a signal came after its commit, or it was cancelled, or
-        the commit may turn up later."""
+        """Gives back the messages of a take whose caller is gone: a signal came after its commit, the take was
+        cancelled, or the commit may still happen.
+        """
 
         def give_back(commit: Commit) -> None:
             state, taken = self.cache.find(commit, self.name), operation.value
@@ -270,7 +274,7 @@ class LocalQueue:
                 settle.release(commit, state, taken.deliveries)
 
         if operation.error is None or isinstance(operation.error, OutcomeUnknown):
-            with suppress(PenstockError):  # what ended the caller's wait matters more
+            with suppress(PenstockError):  # the error that ended the caller's wait matters more
                 self._writer.submit(WriteRequest(give_back, relaxed=True), nested=True)  # without waiting
 
     def claim(self, wanted: TakeRequest, min_idle: float) -> list[Delivery]:
@@ -294,7 +298,7 @@ class LocalQueue:
         self.note_acks(1)
 
     def ack_and_take(self, delivery: Delivery, result: object, wanted: TakeRequest) -> list[Delivery]:
-        """Settles a delivery and takes what is there, in one commit."""
+        """Settles a delivery and takes the next available messages, in one commit."""
         began_ns = time.time_ns() if "opentelemetry.trace" in modules else 0
         request = WriteRequest(self._ack_and_take_in, 0, (delivery, answer_of(result), wanted))
         try:
@@ -308,7 +312,7 @@ class LocalQueue:
     async def ack_and_take_async(
         self, token: str, result: object, wanted: TakeRequest, patience: float
     ) -> list[Delivery]:
-        """`ack_and_take` for a taker in another process, which names its delivery by the token."""
+        """Acknowledges and takes for a taker in another process, which names its delivery by the token."""
         began_ns = time.time_ns() if "opentelemetry.trace" in modules else 0
         request = WriteRequest(self._ack_token_and_take_in, 0, (token, answer_of(result), wanted))
         try:
@@ -353,7 +357,7 @@ class LocalQueue:
         return count
 
     def acking_tokens(self, tokens: list[str]) -> WriteRequest[int]:
-        """`ack_many` of deliveries by their tokens, for the writer."""
+        """Returns the request that acknowledges deliveries by their tokens, for the writer."""
         return WriteRequest(self._ack_many_in, 0, ([], tokens))
 
     def ack_token_in(self, commit: Commit, token: str, answer: StoredResult) -> None:
@@ -365,7 +369,7 @@ class LocalQueue:
         settle.ack(commit, held.group, held.lease_id, held.lease, 1 << held.index, answer)
 
     def _by_lease(self, handles: list[Delivery | str]) -> tuple[list[tuple[LeaseHandle, int]], list[str]]:
-        """Deliveries as one bit mask per lease, and the tokens among them."""
+        """Returns deliveries as one bit mask per lease, and the tokens among them."""
         masks: dict[LeaseHandle, int] = {}
         tokens: list[str] = []
         for handle in handles:
@@ -395,14 +399,14 @@ class LocalQueue:
         return count
 
     def note_acks(self, count: int) -> None:
-        """Counts what was acknowledged."""
+        """Counts acknowledged messages."""
         self._acked[get_ident()] += count
         self._settled += count
         if self._settled >= SETTLED_MESSAGES:
             self._request_upkeep()
 
     def note_settled(self, count: int) -> None:
-        """Counts what was settled otherwise."""
+        """Counts messages that were settled otherwise."""
         self._settled += count
         if self._settled >= SETTLED_MESSAGES:
             self._request_upkeep()
@@ -440,7 +444,7 @@ class LocalQueue:
         self.change(apply, relaxed=True)
 
     def release(self, deliveries: list[Delivery], delay: float = 0.0) -> None:
-        """Gives deliveries back; what cannot be given back any more comes back when its lease ends."""
+        """Gives deliveries back; a delivery that cannot be given back any more returns when its lease ends."""
         try:
             self.change(settle.release, deliveries, delay, relaxed=True)
         except (Closed, UnknownQueue):
@@ -460,7 +464,7 @@ def _brings_fields(given: type) -> bool:
 
 
 def plain_batch(kind: str, payloads: list[Any]) -> PreparedBatch:
-    """Payloads of one kind with nothing else to them: no drafts on the way."""
+    """Returns the batch of plain payloads of one kind, without drafts on the way."""
     check_kind(kind)
     kinds_of = set(map(type, payloads))
     encoded = _encode_simple(payloads) if kinds_of <= _SIMPLE else None
@@ -480,7 +484,7 @@ _encode_json = msgspec.json.Encoder().encode
 
 
 def _encode_simple(payloads: list[Any]) -> list[bytes] | None:
-    """Values that need no second look once they are JSON; None when one of them needs the long way and its errors."""
+    """Returns simple values as JSON; None when a value needs the full check and its errors."""
     try:
         encoded = list(map(_encode_json, payloads))
     except Exception:
@@ -490,7 +494,7 @@ def _encode_simple(payloads: list[Any]) -> list[bytes] | None:
 
 # ── takes that wait ──────────────────────────────────────────────────────────────────────────────────────────────────
 LONGEST_NAP = 1.0
-"""Seconds after which a waiting take looks again even if nothing was due: wall clocks can be set."""
+"""The seconds after which a waiting take tries again without a due message, because wall clocks can be set."""
 SHORT_NAP = 0.05
 """The short nap under a clock of the program's own, which may jump at any time."""
 SHORTEST_NAP = 0.001
@@ -511,7 +515,7 @@ class TakeWait:
         self._real_deadline = time.monotonic() + wait
 
     def nap(self, taken: Taken) -> float | None:
-        """Seconds to wait at the most, 0 for none; None: the take has ended."""
+        """Returns the most seconds to wait, 0 for no wait; None when the take has ended."""
         if taken.more:
             return 0.0
         if not self._wait or (self._stopping is not None and self._stopping.is_set()):
@@ -528,7 +532,7 @@ class TakeWait:
         return min(nap, max((taken.next_ms - clock.now_ms()) / 1000, SHORTEST_NAP)) if taken.next_ms else nap
 
     def end(self, counter: Counter) -> None:
-        """Counts a wait that is over."""
+        """Counts an ended wait."""
         if self._started:
             counter.inc()
             metrics.wait_seconds.observe(time.perf_counter() - self._started)

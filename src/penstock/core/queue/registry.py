@@ -30,12 +30,12 @@ if TYPE_CHECKING:
     from penstock.core.queue.schedule import Scheduler
     from penstock.core.surface.queue import Queue
 
-# What only a queue in use needs is imported where it is used: a program that opens a journal for its topics, as most
-# commands do, starts sooner.
+# Modules that only a queue in use needs are imported where they are used, so that a program that uses topics alone
+# starts faster.
 
 
 def with_topics_window(snap: Snapshot, name: str, record: QueueRecord) -> QueueRecord:
-    """A queue's record with the dedup window of its topic, which may have been given another one since."""
+    """Returns a queue's record with the current dedup window of its topic."""
     topic = load_record(snap, name)
     if topic is not None and topic.settings.dedup_window != record.policy.dedup_window:
         record.policy = msgspec.structs.replace(record.policy, dedup_window=topic.settings.dedup_window)
@@ -43,7 +43,7 @@ def with_topics_window(snap: Snapshot, name: str, record: QueueRecord) -> QueueR
 
 
 class QueueRegistry:
-    """Everything about queues that one open journal has one of."""
+    """The state of queues that exists once for each open journal."""
 
     def __init__(self, core: JournalCore, make_handle: Callable[[LocalQueue], Queue]) -> None:
         self.core = core
@@ -74,11 +74,11 @@ class QueueRegistry:
         return find_former(self, topic, wanted)
 
     def names(self) -> list[str]:
-        """The names of all queues, sorted."""
+        """Returns the names of all queues, sorted."""
         return [name for name, _ in self._stored()]
 
     def paused(self) -> list[str]:
-        """The names of queues that are paused, and QUEUE/GROUP where only a group is; sorted."""
+        """Returns the names of paused queues, and QUEUE/GROUP where only a group is paused; sorted."""
         paused = [(name, group) for name, value in self._stored() for group in read_queue(value, name).paused]
         return sorted(f"{name}/{group}" if group else name for name, group in paused)
 
@@ -88,7 +88,7 @@ class QueueRegistry:
             return [(stored_name(key[len(keys.QUEUE) :]), value) for key, value in found]
 
     def queue(self, name: str, policy: Mapping[str, object], *, create: bool = True) -> LocalQueue:
-        """A queue; it is made when it is not there."""
+        """Returns a queue, and makes a missing queue."""
         check_name(name, "queue")
         wanted = check_policy(policy, name)
         record = self.record(name)
@@ -100,14 +100,14 @@ class QueueRegistry:
         return self.handle(name)
 
     def existing(self, name: str) -> LocalQueue:
-        """A queue that must be there."""
+        """Returns an existing queue."""
         record = self.record(check_name(name, "queue"))
         if record is None:
             raise unknown_queue(name, self.names())
         return self.handle(name)
 
     def known(self, name: str) -> LocalQueue | None:
-        """A queue that was asked for before; that it is still there is for the commit to say."""
+        """Returns a queue that was used before; only a commit can tell whether it still exists."""
         return self._handles.get(name)
 
     def record(self, name: str) -> QueueRecord | None:
@@ -143,17 +143,17 @@ class QueueRegistry:
         return handle
 
     def owner_of_topic(self, snap: Snapshot, name: str) -> str | None:
-        """The queue whose results, or whose feed, a topic has."""
+        """Returns the queue whose results, or whose feed, a topic has."""
         owners = (name.removesuffix(suffix) for suffix in (SUFFIX, FEED) if name.endswith(suffix))
         return next((queue for queue in owners if queue and snap.get(keys.queue_key(queue)) is not None), None)
 
     # ── a topic that is dropped ──────────────────────────────────────────────────────────────────────────────────────
     def rows_of(self, topic: int) -> list[tuple[bytes, bytes]]:
-        """Everywhere rows of a queue may be."""
+        """Returns every range that may hold rows of a queue."""
         return [keys.groups_range(topic), keys.shared_range(topic), flow_of_queue(topic)]
 
     def users(self, commit: Commit, topic: str) -> list[str]:
-        """What keeps a topic from being dropped."""
+        """Returns the users that keep a topic from being dropped."""
         state = self.cache.find(commit, topic)
         if state is None:
             return []
@@ -175,14 +175,14 @@ class QueueRegistry:
         return (state or self.cache.create(commit, name, fields)).record
 
     def close(self) -> None:
-        """Ends what queues do in the background, while the journal is still open."""
+        """Ends the background work of queues, while the journal is still open."""
         with self._lock:
             self._closed = True
             used = bool(self._handles)
         if used:
             self.scheduler.close()
         failures: list[BaseException] = []
-        for worker in list(self.core.workers):  # what they hold endlessly is free only when no handler has it any more
+        for worker in list(self.core.workers):  # endless leases are released only when no handler uses them any more
             try:
                 worker.stop()
             except BaseException as error:

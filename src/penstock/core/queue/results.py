@@ -1,4 +1,4 @@
-"""Outcomes of messages: what a handler returned, or why a message was given up, for those who pushed with `reply=True`.
+"""Outcomes of messages that were pushed with `reply=True`: the result of the handler, or why the message was given up.
 
 A message that wants a reply has a header (`reply-to`) that names the topic `<queue>.results`. The outcome is an event
 of that topic, with the message's id as its key and the message as its cause, in the commit that settles it; its headers
@@ -88,13 +88,13 @@ NOTHING: Final = StoredResult()
 
 
 def answer_of(result: object) -> StoredResult:
-    """A handler's return value; ConfigError when it has no stored form."""
+    """Returns a handler's result in its stored form; raises ConfigError when it has none."""
     return NOTHING if result is None else StoredResult(encode_payload(result), is_binary(result))
 
 
 # ── asking for a reply ───────────────────────────────────────────────────────────────────────────────────────────────
 def with_reply(queue: str, headers: Mapping[str, str] | None, keep: float | None = None) -> dict[str, str]:
-    """The headers of a message of a queue that wants a reply, which is kept for so many seconds."""
+    """Returns the headers of a message of a queue that wants a reply, which is kept for so many seconds."""
     check_name(queue + SUFFIX, "topic")
     return {**check_mapping(headers, "headers"), **reply_headers(queue, keep)}
 
@@ -102,7 +102,7 @@ def with_reply(queue: str, headers: Mapping[str, str] | None, keep: float | None
 def note_replies(
     commit: Commit, queue: QueueState, headers: Sequence[Mapping[str, str] | None], *, moved: bool
 ) -> None:
-    """Notes that some of a queue's messages want replies, when the first of them is pushed."""
+    """Notes that messages of a queue want replies, when the first such message is pushed."""
     asking = [one for one in headers if one and REPLY in one]
     following = any(one and (THEN in one or JOIN in one) for one in headers)
     if not asking and not following:
@@ -110,7 +110,7 @@ def note_replies(
     if queue.fanout and following:
         raise ConfigError(f"queue {queue.name!r} is in fanout mode, where no call is followed by another")
     if queue.fanout and not moved:
-        if all(KEEP in one for one in asking):  # a task's: no caller said that it waits
+        if all(KEEP in one for one in asking):  # a task's reply: no caller announced that it waits
             return
         raise ConfigError(
             f"queue {queue.name!r} is in fanout mode, where every group has an outcome of its own: "
@@ -122,7 +122,7 @@ def note_replies(
 
 # ── answering ────────────────────────────────────────────────────────────────────────────────────────────────────────
 def answer(commit: Commit, queue: QueueState, message: MessageRow, given: StoredResult) -> None:
-    """A message was handled: says what came of it, if it wants a reply."""
+    """Publishes the outcome of a handled message, if the message wants a reply."""
     _append(commit, queue, message, RESULT, given)
 
 
@@ -138,7 +138,7 @@ def _append(
     commit: Commit, queue: QueueState, message: MessageRow, kind: str, given: StoredResult, stays: bool = False
 ) -> None:
     event = queue.blocks.event(commit.tx, message.seq)
-    # A dead letter has had its answer: what becomes of it here is no outcome of the message it was.
+    # A dead letter has had its answer: its fate here is no outcome of the original message.
     wanted = None if event is None or DEAD_QUEUE in event.headers else read_reply(event.headers, event.id)
     if event is None or wanted is None:
         return
@@ -155,7 +155,7 @@ def _append(
 
 
 def note_moved(commit: Commit, event: Event, receipt: Receipt) -> None:
-    """A message went elsewhere: those who ask for it by its id find it there."""
+    """Notes where a message moved, so that callers find it by its id."""
     wanted = read_reply(event.headers, event.id)
     if wanted is not None:
         note_place(commit, wanted, receipt)
@@ -167,7 +167,7 @@ def note_place(commit: Commit, wanted: WantedReply, receipt: Receipt) -> None:
 
 
 def find_place(snap: Snapshot, token: str) -> PlaceRow | None:
-    """The place of a message by the token of its outcome; None for one that is where it was pushed."""
+    """Returns the place of a message by the token of its outcome; None for one that is where it was pushed."""
     value = snap.get(keys.place_key(token))
     return None if value is None else _read_place(value, "of calls")
 
@@ -194,12 +194,12 @@ def _write(
 
 
 def wants_result(delivery: Delivery) -> bool:
-    """Returns True if a caller, or a call that follows, is told what the handler of a message returns."""
+    """Returns True if a caller, or a following call, gets the result of a message's handler."""
     return any(name in delivery.headers for name in (REPLY, THEN, JOIN))
 
 
 def ack_with(delivery: Delivery, result: object) -> None:
-    """Settles a message that a worker's handler is done with; a reply that cannot be stored gives the message up."""
+    """Settles a message after its handler; a result that cannot be stored gives the message up."""
     if not wants_result(delivery):
         delivery.ack()
         return
@@ -229,8 +229,10 @@ def answer_removed(commit: Commit, queue: QueueState, through: int) -> None:
 def answer_taken(
     commit: Commit, queue: QueueState, seqs: Iterable[int], why: Taken, held: frozenset[int] | set[int] = frozenset()
 ) -> None:
-    """Answers for unsettled messages before they are removed. A failed one was answered when it failed; one past its
-    ttl is told that it has expired, unless it is in flight."""
+    """Publishes outcomes of unsettled messages before they are removed.
+
+    A failed message has its outcome already; a message past its ttl counts as expired, unless it is in flight.
+    """
     if not queue.traits.replies:
         return
     queue.blocks.refresh(commit)
@@ -247,7 +249,7 @@ def answer_taken(
 
 
 def _messages_with_reply(commit: Commit, queue: QueueState, through: int) -> Iterator[int]:
-    """Messages up to a position that want replies, settled or not."""
+    """Yields the messages up to a position that want replies, settled or not."""
     commit.flush()
     view = queue.view(commit.tx)
     for block in view.blocks(0, through):
@@ -259,11 +261,11 @@ def _messages_with_reply(commit: Commit, queue: QueueState, through: int) -> Ite
 
 # ── waiting for outcomes ─────────────────────────────────────────────────────────────────────────────────────────────
 IDLE = 5.0
-"""Seconds without a waiter after which the thread ends."""
+"""The seconds without a waiter after which the thread ends."""
 
 
 class ResultsFollower:
-    """Those who wait for outcomes in one topic of results."""
+    """The waiters for outcomes in one topic of results."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -271,7 +273,9 @@ class ResultsFollower:
         self._following: Subscription | None = None
 
     def enlist(self, topic: Topic, token: str) -> Ticket[Event | None]:
-        """A ticket that is resolved when the outcome comes; with None when the caller has to read the topic again."""
+        """Returns a ticket that is resolved with the outcome, or with None when the caller must read the topic
+        again.
+        """
         ticket: Ticket[Event | None] = Ticket()
         with self._lock:
             self._waiting.setdefault(token, []).append(ticket)
@@ -283,11 +287,11 @@ class ResultsFollower:
                 except BaseException:
                     del self._waiting[token]
                     raise
-                self._following = following  # only now: without a thread the next to wait begins anew
+                self._following = following  # only now: without a thread the next waiter begins anew
         return ticket
 
     def leave(self, token: str, ticket: Ticket[Event | None]) -> None:
-        """No caller waits with this ticket any more."""
+        """Removes a ticket that no caller waits for any more."""
         with self._lock:
             tickets = self._waiting.get(token, [])
             if ticket in tickets:
@@ -302,7 +306,7 @@ class ResultsFollower:
                 if event is not None and event.key is not None:
                     self._tell(event.key, event)
         except PositionTrimmed:
-            pass  # those who wait read the topic again, and enlist anew
+            pass  # the waiters read the topic again, and enlist anew
         except PenstockError as error:
             outcome = error
         finally:
@@ -317,7 +321,7 @@ class ResultsFollower:
             wake(rest)
 
     def _is_idle(self) -> bool:
-        """Returns True if no caller waits; then the next one to come begins anew."""
+        """Returns True if no caller waits; the next waiter then begins anew."""
         with self._lock:
             if self._waiting:
                 return False
@@ -332,20 +336,20 @@ class ResultsFollower:
         wake(tickets)
 
 
-# A follower knows no journal but while its thread runs: it would keep the journal, which is its key, alive.
+# A follower refers to its journal only while its thread runs; otherwise it would keep the journal, its key, alive.
 _followers: WeakKeyDictionary[Journal, dict[str, ResultsFollower]] = WeakKeyDictionary()
 _making = threading.Lock()
 
 
 def follower_of(journal: Journal, topic: str) -> ResultsFollower:
-    """The one follower that a journal has of a topic of results."""
+    """Returns the journal's only follower of a topic of results."""
     with _making:
         return _followers.setdefault(journal, {}).setdefault(topic, ResultsFollower())
 
 
 # ── tickets ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 class ResultTicket:
-    """Stands for the outcome of a message that was pushed with `reply=True`: wait with `result()`, or `await` it."""
+    """The outcome of a message that was pushed with `reply=True`: wait with `result()`, or `await` the ticket."""
 
     def __init__(self, queue: Queue, receipt: Receipt) -> None:
         self.queue = queue
@@ -372,8 +376,11 @@ class ResultTicket:
         return self._poll() is not None
 
     def result(self, timeout: Duration | None = None) -> Any:
-        """Waits for the outcome: what the handler returned. ReplyFailed when the message was given up, TimeoutError
-        when there is no outcome after `timeout`: it may still come."""
+        """Waits for the outcome and returns the handler's result.
+
+        Raises ReplyFailed when the message was given up, and TimeoutError after `timeout`, when the outcome may still
+        come.
+        """
         deadline = _deadline(timeout)
         while True:
             waiting = self._enlist()
@@ -387,7 +394,7 @@ class ResultTicket:
                 return self._outcome(found)
 
     async def result_async(self, timeout: Duration | None = None) -> Any:
-        """`result` for an event loop."""
+        """Does what `result` does, for an event loop."""
         import asyncio
 
         deadline = _deadline(timeout)
@@ -417,7 +424,7 @@ class ResultTicket:
         return self._found
 
     def _enlist(self) -> Ticket[Event | None] | None:
-        """Waits for the outcome from here on; None where it is known."""
+        """Begins to wait for the outcome; returns None when it is known."""
         if self._found is not None:
             return None
         if self.queue.journal.closed:
@@ -429,7 +436,7 @@ class ResultTicket:
             self._follower.leave(self._token, waiting)
 
     def _left(self, deadline: float | None) -> float | None:
-        """Returns the time that is left to wait; None for ever."""
+        """Returns the remaining time to wait; None for no limit."""
         if deadline is None:
             return None
         left = deadline - time.monotonic()

@@ -1,7 +1,7 @@
 """Periodic messages: exactly one push per tick, however many processes have the queue open.
 
-A schedule is a row with the time of its next tick. A process that finds it due pushes the message and moves the time
-on, in one commit: the second to come finds the time moved.
+A schedule is a row with the time of its next tick. A process that finds a due schedule pushes the message and moves the
+time forward, in one commit; a second process then finds the new time.
 """
 
 from __future__ import annotations
@@ -50,11 +50,11 @@ NAME_HEADER = "schedule"
 TICK_HEADER = "schedule-tick"
 
 TICKS_AT_ONCE = 500
-"""Missed ticks that one commit makes up for."""
+"""The most missed ticks that one commit makes up for."""
 LONGEST_NAP = 1.0
 SHORT_NAP = 0.02
 RETRY_MS = 100
-"""The pause until a tick is tried again that the queue could not take."""
+"""The pause before a tick that the queue refused is tried again."""
 
 
 class ScheduleRecord(msgspec.Struct, array_like=True):
@@ -142,7 +142,9 @@ def list_schedules(queue: LocalQueue) -> list[Schedule]:
 
 
 def push_now(queue: LocalQueue, name: str) -> Receipt:
-    """Pushes a schedule's message at once; its ticks stay as they are. ConfigError when there is no such schedule."""
+    """Pushes a schedule's message at once, without a change of its ticks; raises ConfigError for an unknown
+    schedule.
+    """
     with open_view(queue) as view:
         record = _find(view.snap, view.state, name)
     if record is None:
@@ -184,15 +186,18 @@ def _find(snap: Snapshot, queue: QueueState, name: str) -> ScheduleRecord | None
 
 
 def _save(commit: Commit, queue: QueueState, name: str, record: ScheduleRecord) -> None:
-    """Writes a schedule with the row of its next tick; who changes a time deletes the row of the one before."""
+    """Writes a schedule with the row of its next tick; a caller that changes the time deletes the row of the earlier
+    time.
+    """
     commit.tx.put(keys.schedule_key(queue.topic, name), encode(record))
     commit.tx.put(keys.tick_key(queue.topic, record.next_ms, name), b"")
     commit.tx.put(keys.tick_key(queue.topic, 0, ""), keys.pack_seq(commit.now_ms))
 
 
 def _search(snap: Snapshot, queue: str, topic: int, now: int) -> tuple[list[str], int | None]:
-    """Returns the schedules that are due, or whose times were moved by a clock that was set back; when the first other
-    one is."""
+    """Returns the schedules that are due, or whose times changed because the clock was set back; and the time of the
+    first other schedule.
+    """
     due, later = [], []
     for key, value in snap.scan(*keys.schedule_range(topic)):
         record = _read(value, queue)
@@ -205,7 +210,7 @@ def _search(snap: Snapshot, queue: str, topic: int, now: int) -> tuple[list[str]
 
 # ── ticking ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 def tick_after(record: ScheduleRecord, after_ms: int) -> int:
-    """The first tick after a time; a period's ticks keep their distance from each other."""
+    """Returns the first tick after a time; the ticks of a period keep their distance."""
     if record.cron is not None:
         moment = Cron(record.cron, record.timezone).next(from_ms(after_ms))
         return round(moment.timestamp() * 1000)
@@ -217,7 +222,10 @@ def tick_after(record: ScheduleRecord, after_ms: int) -> int:
 
 
 def _next_ms(record: ScheduleRecord, now: int) -> int:
-    """Returns when the next tick is: of a period, no later than a period from now, also once the clock was set back."""
+    """Returns the time of the next tick.
+
+    For a period it is at most one period from now, even after the clock was set back.
+    """
     return record.next_ms if record.interval is None else min(record.next_ms, now + _interval_ms(record.interval))
 
 
@@ -226,7 +234,7 @@ def _interval_ms(interval: float) -> int:
 
 
 def _due_ticks(record: ScheduleRecord, now: int) -> tuple[list[int], int]:
-    """The ticks to push for now, and the next one after them."""
+    """Returns the ticks to push now, and the next tick after them."""
     ticks: list[int] = []
     at = record.next_ms
     if record.missed == "all":
@@ -241,12 +249,12 @@ def _due_ticks(record: ScheduleRecord, now: int) -> tuple[list[int], int]:
 
 
 def _grace(record: ScheduleRecord) -> int:
-    """Returns the longest delay with which a tick does not count as missed."""
+    """Returns the longest delay of a tick that does not count as missed."""
     return 60_000 if record.interval is None else max(1000, round(record.interval * 1000))
 
 
 def _last_before(record: ScheduleRecord, now: int) -> int:
-    """The newest tick at or before now."""
+    """Returns the newest tick at or before now."""
     if record.interval is not None:
         step = _interval_ms(record.interval)
         return record.next_ms + (now - record.next_ms) // step * step
@@ -256,7 +264,9 @@ def _last_before(record: ScheduleRecord, now: int) -> int:
 
 
 def tick(commit: Commit, state: QueueState, name: str) -> int | None:
-    """Pushes what is due of a schedule; returns when its next tick is, which may be now. None: it is gone."""
+    """Pushes the due ticks of a schedule; returns the time of its next tick, which may be now, or None for a removed
+    schedule.
+    """
     record = _find(commit.tx, state, name)
     if record is None:
         return None
@@ -286,7 +296,7 @@ def tick(commit: Commit, state: QueueState, name: str) -> int | None:
 
 
 class Scheduler(Background):
-    """The thread that pushes periodic messages, for every queue of the journal that is open here and has any."""
+    """The thread that pushes periodic messages, for every queue with schedules that is open here."""
 
     def __init__(self, registry: QueueRegistry) -> None:
         super().__init__("penstock-schedules", log)
@@ -294,7 +304,7 @@ class Scheduler(Background):
         self._watched: set[str] = set()
 
     def watch(self, queue: str, *, start: bool = False) -> None:
-        """A queue was opened: its schedules, if it has any, are run from here too."""
+        """Runs the schedules of a queue that was opened here, if it has schedules."""
         if self._registry.core.engine.read_only:
             return
         if not start:
@@ -322,7 +332,7 @@ class Scheduler(Background):
             self._wanted.clear()
 
     def run_due(self) -> int | None:
-        """Pushes what is due now; returns the time of the next tick."""
+        """Pushes the due messages; returns the time of the next tick."""
         earliest = None
         with self._lock:
             watched = list(self._watched)
@@ -353,7 +363,10 @@ class Scheduler(Background):
         return due, None
 
     def _tick(self, queue: str, name: str) -> int | None:
-        """Pushes a schedule's ticks; returns when it is due again. One that cannot push makes no other one late."""
+        """Pushes a schedule's ticks; returns when it is due again.
+
+        A schedule that cannot push does not delay other schedules.
+        """
         cache, clock = self._registry.cache, self._registry.core.clock
 
         def apply(commit: Commit) -> int | None:
@@ -407,15 +420,15 @@ class Cron:
             raise ConfigError(f"cron line {line!r} never comes true: no month has such a day")
 
     def next(self, after: datetime) -> datetime:
-        """The first tick after a time, in UTC."""
+        """Returns the first tick after a time, in UTC."""
         for tick in self._ticks(after):
             moment = tick.astimezone(UTC)
-            if moment > after:  # where clocks go back, local times come twice
+            if moment > after:  # when clocks go back, local times occur twice
                 return moment
         raise ConfigError(f"cron line {self.line!r} has no tick after {after.isoformat()}")
 
     def last(self, at: datetime) -> datetime | None:
-        """The last tick at or before a time, in UTC."""
+        """Returns the last tick at or before a time, in UTC."""
         for tick in self._ticks(at + timedelta(hours=3), reverse=True):
             moment = tick.astimezone(UTC)
             if moment <= at:
@@ -423,7 +436,7 @@ class Cron:
         return None
 
     def _ticks(self, start: datetime, *, reverse: bool = False) -> CronSim:
-        # Here: every start would pay for it, and few programs have schedules.
+        # Imported here: every start would pay for the import, and few programs have schedules.
         from cronsim import CronSim, CronSimError
 
         try:
@@ -436,10 +449,10 @@ class Cron:
 
 
 def find_zone(name: str) -> tzinfo:
-    """A time zone by name; UTC needs no database."""
+    """Returns a time zone by name; UTC needs no database."""
     if name == "UTC":
         return UTC
-    # Here: it brings the interpreter's build configuration along, which every start would pay for.
+    # Imported here: it loads the interpreter's build configuration, which every start would pay for.
     from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
     try:

@@ -1,4 +1,4 @@
-"""The background work of queues: remove what every group has settled, and keep what some group has not."""
+"""The background work of queues: removes messages that every group has settled, and keeps the others."""
 
 from __future__ import annotations
 
@@ -23,23 +23,23 @@ from penstock.core.queue.state.records import encode
 if TYPE_CHECKING:
     from penstock.core.journal.core import JournalCore
 
-# What works on messages is imported where there is a queue with some: see the registry.
+# Modules that work on messages are imported only for a queue with messages: see the registry.
 
 CLEAR_ROWS = 1024
 """The most rows of removed messages that one commit deletes."""
 CUT_EVENTS = 4096
 """A block with more events is removed when all of them are settled, never cut."""
 THIN_POSITIONS = 20_000
-"""The number of settled messages behind an unsettled message from which settled messages are picked out."""
+"""The number of settled messages behind an unsettled message from which single settled messages are removed."""
 THIN_BLOCKS = 32
-"""The most blocks that are looked at together for that, beside the writer."""
+"""The most blocks that are searched together for settled messages, outside the writer."""
 FORGET_CONSUMER_MS = 24 * 3600 * 1000
 
 
 class Standing(msgspec.Struct, frozen=True):
-    """The position through which a queue was settled when it was last looked at beside the writer.
+    """The position through which a queue was settled at the last check outside the writer.
 
-    What is settled for its groups stays settled, so that this holds for as long as the queue's record is the same.
+    Settled messages stay settled, so this position holds as long as the queue's record is the same.
     """
 
     record: bytes
@@ -47,29 +47,29 @@ class Standing(msgspec.Struct, frozen=True):
 
 
 def settled_through(snap: Snapshot, queue: QueueState) -> int:
-    """Every position up to here is settled, for all groups."""
+    """Returns the position up to which every message is settled for all groups."""
     return min(group.floor(snap) for group in queue.all_groups(snap))
 
 
 class QueueUpkeep:
-    """Compacts the topics of queues, and keeps others from compacting away what is not settled."""
+    """The compaction of queues' topics, which keeps unsettled messages."""
 
     def __init__(self, core: JournalCore, cache: QueueCache) -> None:
         self._core = core
         self._cache = cache
         self._thinned: dict[int, int] = {}
         self._thinning: set[int] = set()
-        """Topics whose pass over settled blocks has begun."""
+        """The topics whose pass over settled blocks has begun."""
         self._forgotten: dict[int, bytes] = {}
         """The keys through which the rows of flow control were searched, by topic."""
 
     def holds(self, commit: Commit, topic: str) -> Iterable[tuple[str, int]]:
-        """For compaction on request: unsettled messages stay."""
+        """Keeps unsettled messages during compaction on request."""
         queue = self._cache.find(commit, topic)
         return () if queue is None else [(f"queue {topic}", settled_through(commit.tx, queue))]
 
     def trimmed(self, commit: Commit, topic: str, through: int) -> None:
-        """A forced compaction is about to remove messages, settled or not."""
+        """Notes that a forced compaction is about to remove messages, settled or not."""
         queue = self._cache.find(commit, topic)
         if queue is not None:
             from penstock.core.queue.operations.settle import settle_through
@@ -257,7 +257,7 @@ def _whole_blocks(commit: Commit, queue: QueueState, through: int) -> int:
 
 
 def thin(snap: Snapshot, queue: QueueState, start: int, stop: int) -> tuple[int, list[ThinnedBlock]]:
-    """The blocks of start+1 … stop without what is settled, where that is much; and how far it came."""
+    """Returns the blocks of start+1 … stop without what is settled, where that is much; and how far it came."""
     topic = queue.topic
     reached, size = stop, 0
     found: list[BlockRow] = []

@@ -57,13 +57,13 @@ class Middleware:
     """Hooks around a worker's handler; override those you need."""
 
     def before(self, delivery: Delivery) -> None:
-        """The handler is about to get a delivery. Raising counts as the handler's failure."""
+        """Runs before the handler gets a delivery. An exception counts as the handler's failure."""
 
     def after(self, delivery: Delivery, result: object) -> None:
-        """The handler returned."""
+        """Runs after the handler returned."""
 
     def failure(self, delivery: Delivery, error: BaseException) -> None:
-        """The handler raised. Settling the delivery here decides what becomes of it."""
+        """Runs after the handler raised. Settling the delivery here decides its outcome."""
 
 
 INFO = 20
@@ -360,7 +360,7 @@ class QueueWorker(Worker):
         return handling(self.queue.name, delivery.event, delivery.attempt) if traced else None
 
     def _tell(self, hook: Callable[[], object], delivery: Delivery) -> None:
-        """A hook that fails must not take the message's fate, or the worker, with it."""
+        """Calls a hook; a failing hook must not change the message's outcome or end the worker."""
         try:
             hook()
         except StaleDelivery as error:
@@ -405,7 +405,7 @@ class _Renewals:
         self._renewed = self._now()
 
     def _now(self) -> float:
-        """The seconds that pass for leases, by a clock that is never set, where the machine has one."""
+        """Returns the seconds that pass for leases, by a clock that is never set, where the machine has one."""
         return time.monotonic() if self._exact else self._clock.now_ms() / 1000
 
     def keep(self, over: Callable[[float | None], bool]) -> None:

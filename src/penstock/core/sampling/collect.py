@@ -98,7 +98,7 @@ def _sample_topic(
 
 
 def _newest_block(snap: Snapshot, topic: int) -> tuple[int, float | None]:
-    """The average size of the events of a topic's newest block, and when the last of them was recorded."""
+    """Returns the average size of the events of a topic's newest block, and when the last of them was recorded."""
     for key, value in snap.scan(*keys.block_range(topic), reverse=True):
         block = open_block(snap, key, value, "")
         at = block.recorded_ms(block.count - 1) / 1000 if block.count else None
@@ -109,7 +109,7 @@ def _newest_block(snap: Snapshot, topic: int) -> tuple[int, float | None]:
 def _sample_queues(
     journal: LocalJournal, topics: dict[str, TopicSample], unreadable: dict[str, str]
 ) -> dict[str, list[QueueSample]]:
-    """Every group of every queue, with dead letters counted where they came from.
+    """Returns every group of every queue, with dead letters counted where they came from.
 
     A queue that is dropped while it is looked at is left out, as are the counts of the letters it kept.
     """
@@ -142,7 +142,7 @@ def _sample_queues(
 def _sample_queue(
     journal: LocalJournal, queue: Queue, policy: QueuePolicy, topic: TopicSample | None
 ) -> list[QueueSample]:
-    """Every group of a queue."""
+    """Returns every group of a queue."""
     found = []
     with open_view(journal.backend.queue(queue.name)) as view:
         groups, (present, gone), now = stats_of_groups(view), counted_consumers(view), view.now
@@ -232,7 +232,7 @@ def _reported(journal: LocalJournal, reports: TopicSample | None, read: Callable
 
 
 def _disk(journal: LocalJournal) -> tuple[int | None, int | None]:
-    """Bytes free and in all of the file system the journal lies in."""
+    """Returns bytes free and in all of the file system the journal lies in."""
     location = journal.backend.engine.location
     if not location:
         return None, None
@@ -266,7 +266,7 @@ Lags = dict[tuple[str, str], int]
 
 
 def examine(sample: Sample) -> list[Finding]:
-    """Everything that is wrong at one time, gravest kind first, the largest number first within a kind."""
+    """Returns everything that is wrong at one time, gravest kind first, the largest number first within a kind."""
     return sorted(_findings(sample), key=lambda one: (FINDING_KINDS.index(one.kind), -one.count, one.subject))
 
 
@@ -345,7 +345,7 @@ def growing(samples: Sequence[Lags]) -> list[Finding]:
 
 
 def lags_of(sample: Sample) -> Lags:
-    """Every consumer's lag in a sample."""
+    """Returns every consumer's lag in a sample."""
     return {
         (topic.name, consumer): lag for topic in sample.topics.values() for consumer, lag in topic.lags.items() if lag
     }
@@ -670,7 +670,7 @@ FRESH: Final = 1.0
 
 
 def gauges(sample: Sample) -> Registry:
-    """A sample as gauges; a registry of its own, so that what is gone is not reported for ever."""
+    """Returns a sample as gauges; a registry of its own, so that what is gone is not reported for ever."""
     registry = Registry()
     _register(registry, lambda: sample)
     return registry

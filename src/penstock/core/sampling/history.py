@@ -92,7 +92,7 @@ def series(kind: str, *names: str) -> str:
 
 # ── from samples to rows ─────────────────────────────────────────────────────────────────────────────────────────────
 def measured(sample: Sample) -> Values:
-    """A sample as series; fields that count are totals since ever."""
+    """Returns a sample as series; fields that count are totals since ever."""
     found: Values = {}
     settled = 0
     sums = [0] * 6
@@ -132,7 +132,7 @@ def settle_counts(times: Mapping[int, int]) -> list[int]:
 
 
 def quantile_ms(counts: Sequence[int], share: float) -> float | None:
-    """The time below which a share of a histogram's messages were settled; None when there were none.
+    """Returns the time below which a share of a histogram's messages were settled; None when there were none.
 
     Within a bucket times are taken to be spread evenly.
     """
@@ -177,7 +177,7 @@ def between(before: Values, after: Values, scale: float = 1.0) -> Values:
 
 
 def combined(rows: Iterable[HistoryRow], at: float, seconds: float) -> HistoryRow:
-    """Several rows as one: counts are added, of what stood the highest is kept."""
+    """Returns several rows as one: counts are added, of levels the highest is kept."""
     found: dict[str, list[int]] = {}
     cut = False
     for row in rows:
@@ -195,7 +195,7 @@ _decode_row = msgspec.msgpack.Decoder(tuple[int, bool, dict[str, tuple[int, ...]
 
 
 def _row_key(tier: int, at: float) -> bytes:
-    """The slot of a row that ends at a time."""
+    """Returns the slot of a row that ends at a time."""
     ring = TIERS[tier]
     slot = round(at / ring.seconds) % ring.rows
     return keys.HISTORY + b"r" + bytes([tier]) + slot.to_bytes(2)
@@ -246,7 +246,7 @@ class History:
             self._write(rows)
 
     def over(self, seconds: float, now: float) -> list[HistoryRow]:
-        """The rows of so many last seconds, oldest first, as fine as they are kept."""
+        """Returns the rows of so many last seconds, oldest first, as fine as they are kept."""
         since = now - seconds
         with self._lock:
             if seconds <= STEP * STEPS:
@@ -286,7 +286,7 @@ class History:
 
 
 def _packed(row: HistoryRow) -> bytes:
-    """A row in at most HISTORY_ROW_BYTES, the busiest series first."""
+    """Returns a row in at most HISTORY_ROW_BYTES, the busiest series first."""
     entries: Values = {}
     room, cut = HISTORY_ROW_BYTES - 12, row.cut
     for name, values in sorted(row.values.items(), key=lambda one: (one[0] != "all", -sum(one[1]), one[0])):
@@ -299,7 +299,7 @@ def _packed(row: HistoryRow) -> bytes:
 
 
 def _unpacked(value: bytes, tier: Tier) -> HistoryRow | None:
-    """A stored row; None for one that cannot be read: it is not worth refusing to serve for."""
+    """Returns a stored row; None for one that cannot be read: it is not worth refusing to serve for."""
     try:
         at, cut, entries = _decode_row(value)
     except (msgspec.DecodeError, UnicodeDecodeError):

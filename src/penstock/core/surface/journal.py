@@ -1,4 +1,4 @@
-"""A journal: what a program holds, wherever the store is."""
+"""A journal: the handle that a program holds, wherever the store is."""
 
 from __future__ import annotations
 
@@ -50,14 +50,14 @@ if TYPE_CHECKING:
 
 USE_OUTBOX = "use outbox() for one atomic batch, or run the program where the store is"
 
-# What few programs call is imported when it is called: a command line starts a good deal sooner without it.
+# Modules that few programs use are imported on the call, so that command lines start faster.
 
 
 class Journal:
     """A set of topics and queues in one store, with one commit order; `penstock.open` gives one.
 
-    Thread-safe; close it, or use it as a context manager. A journal served elsewhere has the same surface; what needs
-    the store itself (transactions, fences, backups, …) raises ConfigError there.
+    A journal is thread-safe. Close it, or use it as a context manager. A served journal has the same methods;
+    operations that need the store itself (transactions, fences, backups, …) raise ConfigError there.
     """
 
     _backend: Backend
@@ -72,25 +72,26 @@ class Journal:
 
     @property
     def id(self) -> str:
-        """The store's own name: the same wherever, and under whatever address, the store is opened."""
+        """The store's own name, which is the same under every address of the store."""
         return self._backend.id
 
     @property
     def closed(self) -> bool:
-        """True if it was closed."""
+        """True if the journal is closed."""
         return self._backend.closed
 
     # ── topics and queues ────────────────────────────────────────────────────────────────────────────────────────────
     def topic(self, name: str, *, payload: type[PayloadT] | UnionType | None = None) -> Topic[PayloadT]:
-        """A handle on a topic; the topic exists from its first append.
+        """Returns a handle on a topic; the topic exists from its first append.
 
-        `payload`: the type of its payloads (a msgspec Struct, a dataclass, a TypedDict, a pydantic model, a union of
-        declared events): what is appended through this handle must fit, what is read is a value of it.
+        `payload` is the type of the payloads (a msgspec Struct, a dataclass, a TypedDict, a pydantic model, a union of
+        declared events). Payloads that are appended through this handle must fit the type, and payloads that are read
+        are values of the type.
         """
         return Topic(self, check_name(name), None if payload is None else PayloadType(payload))
 
     def _topic_of(self, given: Topic | str) -> tuple[str, PayloadType | None]:
-        """The name of a topic of this journal that is named, or given by its handle; and the type of its payloads."""
+        """Returns the name and the payload type of a topic, from its name or its handle."""
         if isinstance(given, str):
             return check_name(given), None
         if not isinstance(given, Topic):
@@ -100,14 +101,15 @@ class Journal:
         return given.name, given._payload
 
     def topics(self) -> list[str]:
-        """The names of all topics, sorted."""
+        """Returns the names of all topics, sorted."""
         return self._backend.call(protocol.topics.LIST_TOPICS)
 
     def drop_topic(self, name: str, force: bool = False) -> DropReport:
-        """Removes a topic and everything that belongs to it; a topic of this name made later is another one.
+        """Removes a topic and everything that belongs to it. A later topic of this name is a new topic.
 
-        TopicInUse when it has cursors, sealed files or a queue; `force` drops it with them. UnknownTopic when there is
-        none. It is gone when this returns; its rows are cleared away in passing, or by `maintain`.
+        Raises TopicInUse when the topic has cursors, sealed files or a queue; `force` drops it with them. Raises
+        UnknownTopic for a missing topic. The topic is gone when this returns; its rows are cleared in the background,
+        or by `maintain`.
         """
         query = protocol.topics.DropTopicQuery(force)
         return self._backend.call(protocol.topics.DROP_TOPIC, check_name(name), request=query)
@@ -122,15 +124,16 @@ class Journal:
         payload: type[PayloadT] | UnionType | None = None,
         **options: Unpack[PolicyArguments],
     ) -> Queue[PayloadT]:
-        """A queue over the topic of that name; it is made on first use. See `QueuePolicy` for the options.
+        """Returns a queue over the topic of this name, and makes a missing queue. See `QueuePolicy` for the options.
 
-        `create=False` makes none: a queue that is not there raises UnknownQueue, which names the nearest one.
+        With `create=False`, a missing queue raises UnknownQueue, which names the nearest queue.
 
-        Options that differ from the stored ones raise PolicyMismatch, so that two programs that disagree find out.
-        `policy="update"` changes the stored ones instead, and the log and `penstock.audit` say what; the mode stays.
+        Options that differ from the stored policy raise PolicyMismatch, so that two programs that disagree find out.
+        `policy="update"` changes the stored policy instead, except the mode, and records the change in the log and in
+        `penstock.audit`.
 
-        `payload`: the type of its messages' payloads, as in `topic`. A message that does not fit it fails where its
-        payload is asked for, and goes the way of one whose handler failed.
+        `payload` is the type of the messages' payloads, as in `topic`. The payload of a message that does not fit
+        raises an error on access, which counts as a failure of the handler.
         """
         from penstock.core.surface.queue import Queue, update_policy, with_queue_names
 
@@ -147,7 +150,7 @@ class Journal:
         return found if payload is None else Queue(self, found._backend, PayloadType(payload))
 
     def queues(self) -> list[str]:
-        """The names of all queues, sorted."""
+        """Returns the names of all queues, sorted."""
         from penstock.core.protocol.queues import LIST_QUEUES
 
         return self._backend.call(LIST_QUEUES)
@@ -166,12 +169,12 @@ class Journal:
         reverse: bool = False,
         **filter: Unpack[FilterArguments],
     ) -> Iterator[Event]:
-        """Streams the events of several topics in the order they were recorded, of one state of the journal.
+        """Streams the events of several topics, from one state of the journal, in the order of recording.
 
-        `topics` are names and patterns like "shop.*"; without it, all but those that penstock writes for itself
-        (`penstock.*`, a queue's results). `after` and `through` are positions by topic: a topic that is not in `after`
-        is read from its beginning, one that is not in `through` not at all. The rest is as in `Topic.read`. To go on
-        later, keep `positions[event.topic] = event.seq`, or `commit` it.
+        `topics` are names and patterns like "shop.*"; the default is all topics except penstock's own topics
+        (`penstock.*`, a queue's results). `after` and `through` are positions by topic: a topic that is missing in
+        `after` is read from its beginning, and a topic that is missing in `through` is not read. The other arguments
+        are as in `Topic.read`. To continue later, keep `positions[event.topic] = event.seq`, or `commit` it.
         """
         events = EventQuery(
             **query_fields(filter),
@@ -194,9 +197,10 @@ class Journal:
         buffer: int = SUBSCRIPTION_BUFFER,
         **filter: Unpack[FilterArguments],
     ) -> JournalSubscription:
-        """Follows several topics: their history after positions as `read` gives it, then live; no gap, no duplicate.
+        """Follows several topics: their history after positions, like `read`, then live events, without a gap or a
+        duplicate.
 
-        Topics that are made later and match are followed from their beginning. `after="latest"`: only what comes.
+        Matching topics that are made later are followed from their beginning. `after="latest"` follows only new events.
         """
         from penstock.core.journal.across import across_query
 
@@ -205,10 +209,10 @@ class Journal:
         return self._backend.subscribe(query, check_whole(buffer, "buffer"), latest=after == "latest")
 
     def commit(self, consumer: str, positions: Mapping[str, int]) -> None:
-        """Remembers durably that a consumer is done with everything through a position in each topic, in one commit.
+        """Stores durably that a consumer has processed every event through a position in each topic, in one commit.
 
-        It is the consumer's cursor in each of these topics: compaction waits for it, and a smaller position changes
-        nothing. Topics that were dropped meanwhile are left out.
+        The position is the consumer's cursor in each of these topics: compaction waits for it, and a smaller position
+        changes nothing. Topics that were dropped meanwhile are ignored.
         """
         from penstock.core.journal.across import check_positions
 
@@ -216,7 +220,7 @@ class Journal:
         self._backend.call(protocol.topics.MOVE_CURSORS, check_consumer(consumer), request=request)
 
     def cursor(self, consumer: str) -> dict[str, int]:
-        """Returns the position of a consumer in each topic where it has committed: what `read` and `subscribe` take."""
+        """Returns the position of a consumer in each topic where it has committed, for `read` and `subscribe`."""
         return self._backend.call(protocol.topics.READ_CURSORS, check_consumer(consumer))
 
     # ── together ─────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -227,25 +231,28 @@ class Journal:
         return Outbox(self)
 
     def transaction(self) -> Transaction:
-        """All or nothing across topics and queues, with its own writes visible inside. In this process only."""
+        """Begins a transaction: all or nothing across topics and queues, with its own writes visible inside.
+
+        In this process only.
+        """
         from penstock.core.surface.transaction import Transaction
 
         return Transaction(self, self._backend.store("a transaction", USE_OUTBOX))
 
     def fence(self, *, exclusive: bool = True) -> Fence:
-        """Hides what is submitted through it until it commits. `exclusive`: no other caller appends meanwhile.
+        """Opens a fence, which hides its events until it commits. With `exclusive`, no other caller appends meanwhile.
 
         In this process only.
         """
         return self._backend.store("a fence", USE_OUTBOX).entities.fences.open(exclusive=exclusive)
 
     def mark(self, name: str) -> int | None:
-        """The newest committed value of a mark (see `Transaction.set_mark`). In this process only."""
+        """Returns the newest committed value of a mark (see `Transaction.set_mark`). In this process only."""
         instead = "marks belong to transactions, which run where the store is"
         return self._backend.store("a mark", instead).core.mark(check_consumer(name, "mark"))
 
     def correlated(self, correlation_id: str) -> Iterator[Event]:
-        """Every event of a correlation, of all topics, in the order they were recorded."""
+        """Yields every event of a correlation, of all topics, in the order of recording."""
         return self._backend.correlated(correlation_id)
 
     def sql(
@@ -258,10 +265,10 @@ class Journal:
         """Returns the answer to an SQL query over topics, as an Arrow table: `select kind, count(*) from orders group
         by 1`.
 
-        Topics are views by name (`"shop.orders"`), `parameters` are its `?`, or by name its `$key`. `columns` makes
-        fields of a topic's payloads columns: `{"orders": Order}` a type's, `{"orders": "total DOUBLE"}` those named.
-        DuckDB runs it, in this process. All of it sees one state of the journal, and the table is the caller's: nothing
-        of it stays open.
+        Topics are views by name (`"shop.orders"`). `parameters` are the values of `?`, or by name of `$key`. `columns`
+        makes columns of payload fields: `{"orders": Order}` takes the fields of a type, `{"orders": "total DOUBLE"}`
+        takes the named fields. DuckDB runs the query in this process. The whole query sees one state of the journal.
+        The table belongs to the caller, and nothing stays open.
         """
         from penstock.sql import run_sql
 
@@ -282,8 +289,9 @@ class Journal:
         return self._backend.push_together(calls)
 
     def task(self, id: str) -> TaskState | None:
-        """The state of a task's call by its receipt's id: waiting, running, done, failed or dead, with its result or
-        error, attempts and times. None: there is no such call, or its result is not kept any more."""
+        """Returns the state of a task's call by its receipt's id: waiting, running, done, failed or dead, with its
+        result or error, attempts and times. Returns None for an unknown call, or when its result is no longer kept.
+        """
         from penstock.core.queue.tasks.looking import with_result
 
         found = self._backend.find(protocol.queues.READ_TASK, check_text(id, "id"))
@@ -291,7 +299,7 @@ class Journal:
 
     # ── state ────────────────────────────────────────────────────────────────────────────────────────────────────────
     def pressure(self) -> Pressure:
-        """Returns the number of submissions wait for the writer."""
+        """Returns the number of submissions that wait for the writer."""
         return self._backend.pressure()
 
     def describe(self) -> Description:
@@ -299,15 +307,20 @@ class Journal:
         return self._backend.describe()
 
     def stats(self) -> Sample:
-        """Every topic and queue with its backlogs and lags, at one time; of a served journal with rates as well."""
+        """Returns every topic and queue with its backlogs and lags, at one time; for a served journal also with
+        rates.
+        """
         return self._backend.stats()
 
     def flush(self) -> None:
-        """Returns when everything submitted so far is on disk, whatever the durability."""
+        """Waits until everything submitted so far is on disk, whatever the durability."""
         self._backend.flush()
 
     def maintain(self) -> None:
-        """Does all housekeeping now: merges small blocks, applies retention. It also happens in passing."""
+        """Does all housekeeping now: merges small blocks, applies retention.
+
+        Housekeeping also runs in the background.
+        """
         self._backend.call(protocol.topics.MAINTAIN_JOURNAL)
 
     # ── copies ───────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -328,9 +341,8 @@ class Journal:
     ) -> CopyReport:
         """Copies the whole journal into a new place on any engine, while it is in use, and compares every row.
 
-        Positions, ids, cursors, queues, snapshots and marks come along; the copy is the state at its end. One that was
-        interrupted goes on when called again. `progress` is told how many of how many bytes are done. In this process
-        only.
+        The copy has all positions, ids, cursors, queues, snapshots and marks, in the state at its end. An interrupted
+        copy continues when it is called again. `progress` gets the copied and the total bytes. In this process only.
         """
         from penstock.core.engine.contract import ObjectOptions
         from penstock.core.engine.url import open_engine
@@ -352,10 +364,10 @@ class Journal:
         format: CopyFormat | None = None,
         progress: Callable[[int, int], None] | None = None,
     ) -> ExportReport:
-        """Writes topics (all, unless named) into a folder, as JSON Lines or Parquet; run again, it goes on.
+        """Writes topics (default: all) into a folder, as JSON Lines or Parquet; a second run continues.
 
-        A path that ends with .jsonl, .parquet, .arrow or .csv is a file, and takes the one topic that is named.
-        `progress` is called now and then with how many of how many events are done. In this process only.
+        A path that ends with .jsonl, .parquet, .arrow or .csv is a file for one named topic. `progress` is called now
+        and then with the written and the total number of events. In this process only.
         """
         from penstock.core.entity.copying import export
 
@@ -372,11 +384,11 @@ class Journal:
         progress: Callable[[int, int], None] | None = None,
         start_over: bool = False,
     ) -> ImportReport:
-        """Reads what `export` wrote into topics of the same names: the same positions, ids, times and causes.
+        """Reads an export into topics of the same names, with the same positions, ids, times and causes.
 
-        A file's events go to the one topic that is named, which may have another name.
-        Events that are there already, from an import that was interrupted, are skipped. `start_over`: a name whose
-        topic was dropped gets its positions from the export, though they were given out before. In this process only.
+        The events of a file go to the one named topic, which may have another name. Events that exist already, from an
+        interrupted import, are skipped. With `start_over`, a name whose topic was dropped gets its positions from the
+        export, although they were assigned before. In this process only.
         """
         from penstock.core.entity.copying import import_
 
@@ -387,9 +399,9 @@ class Journal:
 
     # ── ending ───────────────────────────────────────────────────────────────────────────────────────────────────────
     def close(self) -> None:
-        """Stops workers, commits what is pending, lets go of the store. A second call does nothing.
+        """Stops workers, commits pending submissions, and releases the store. A second call does nothing.
 
-        When a worker had failed, its failure is raised here, after everything is closed.
+        The failure of a worker is raised here, after everything is closed.
         """
         self._backend.close()
 

@@ -1,4 +1,4 @@
-"""Queue: what a program pushes to, takes from, looks into and repairs, wherever its journal is."""
+"""Queue: the handle to push, take, inspect and repair messages, wherever the journal is."""
 
 from __future__ import annotations
 
@@ -69,9 +69,9 @@ L = TypeVar("L", bound="AnswerPage")
 log = Log("penstock.queue")
 
 FIRST_PAGE, PAGE = 50, 1_000
-"""Messages that a walk over a queue asks for first, and then at a time."""
+"""The messages of the first page of a walk over a queue, and of each later page."""
 LISTED = 10_000
-"""Rows that a list asks for at a time."""
+"""The rows that a list requests at a time."""
 
 
 class AnswerPage(Protocol):
@@ -79,7 +79,7 @@ class AnswerPage(Protocol):
 
     @property
     def next(self) -> int | str | None:
-        """Behind what the next page begins; None: there is none."""
+        """The cursor of the next page; None without a next page."""
 
 
 class Queue(Generic[PayloadT]):
@@ -92,7 +92,7 @@ class Queue(Generic[PayloadT]):
         self._payload = payload
 
     def _typed(self, found: list[Delivery]) -> list[Delivery[PayloadT]]:
-        """Deliveries whose payloads are of this handle's type."""
+        """Returns deliveries with payloads of this handle's type."""
         if self._payload is not None:
             for one in found:
                 one.event = self._payload.typed(one.event)
@@ -102,7 +102,7 @@ class Queue(Generic[PayloadT]):
         return self.journal._backend.call(operation, self.name, *names, request=request)
 
     def _pages(self, operation: Operation[L], query: msgspec.Struct) -> Iterator[L]:
-        """The pages of a list, a short one first."""
+        """Yields the rows of a list by pages, a short page first."""
         page = self._call(operation, request=replace(query, limit=FIRST_PAGE))
         while True:
             yield page
@@ -111,7 +111,7 @@ class Queue(Generic[PayloadT]):
             page = self._call(operation, request=replace(query, after=page.next, limit=PAGE))
 
     def _name_of(self, other: Queue) -> str:
-        """The name of another queue of the same journal."""
+        """Returns the name of another queue of the same journal."""
         if not isinstance(other, Queue) or other.journal is not self.journal:
             raise ConfigError(f"a queue of this journal is needed, not of another journal: {other!r:.80}")
         return other.name
@@ -150,11 +150,11 @@ class Queue(Generic[PayloadT]):
     ) -> Receipt | ResultTicket:
         """Adds a message and returns when it is durable.
 
-        A payload of a declared event type brings its kind along, and `delivery.as_(type)` gives it back.
-        `key`: messages of one key are delivered in order, one at a time. `delay`, `not_before`: not earlier than that.
-        `priority`: for queues that have priorities; "front" for any: before all that wait. `dedup`: within the policy's
-        window the same key gives the first message's receipt again. `max_attempts`: its own retry budget.
-        `reply`: returns a ticket for what a worker's handler returns.
+        A payload of a declared event type brings its kind, and `delivery.as_(type)` returns it. `key`: messages of one
+        key are delivered in order, one at a time. `delay` and `not_before` are the earliest time of delivery.
+        `priority` needs a queue with priorities; "front" goes before all waiting messages in any queue. `dedup`: within
+        the policy's window, a repeated key returns the first message's receipt. `max_attempts` is the message's own
+        retry budget. `reply` returns a ticket for the result of the worker's handler.
         """
         if self._payload is not None:
             payload = self._payload.accept(payload, kind)
@@ -166,16 +166,16 @@ class Queue(Generic[PayloadT]):
 
     @show_arguments(PushArguments, PushOptions)
     def submit(self, payload: PayloadT, **options: Unpack[PushArguments]) -> Ticket[Receipt]:
-        """`push` with a ticket: hands the message over and returns at once; await the ticket, or ask it later."""
+        """Submits a message and returns a ticket at once; await the ticket, or ask it later."""
         if self._payload is not None:
             payload = self._payload.accept(payload, options.get("kind", MESSAGE_KIND))
         return self._backend.submit(payload, push_options(options))
 
     @show_arguments(PushArguments, PushOptions)
     def push_many(self, payloads: Iterable[PayloadT | Draft], **options: Unpack[PushArguments]) -> list[Receipt]:
-        """Adds messages at consecutive positions, all or nothing; the options, those of `push`, are for all of them.
+        """Adds messages at consecutive positions, all or nothing; the options of `push` apply to all of them.
 
-        A Draft among the payloads brings a kind, key, dedup key, headers and cause of its own.
+        A Draft among the payloads has its own kind, key, dedup key, headers and cause.
         """
         wanted: list[object] = check_items(payloads, "payloads")
         if self._payload is not None:
@@ -185,11 +185,15 @@ class Queue(Generic[PayloadT]):
     # ── taking ───────────────────────────────────────────────────────────────────────────────────────────────────────
     @show_arguments(TakeArguments, TakeRequest)
     def receive(self, *, wait: Duration | None = 0, **options: Unpack[TakeArguments]) -> Receiver[PayloadT]:
-        """Messages to work on: `with queue.receive(wait=1) as delivery` for one, or None when none came in that time;
-        `for delivery in queue.receive(wait=1)` for one after the other until none came. `wait=None` waits for ever.
+        """Returns messages to work on.
+
+        `with queue.receive(wait=1) as delivery` gives one message, or None when no message arrives in this time. `for
+        delivery in queue.receive(wait=1)` gives one message after the other until no message arrives. `wait=None` waits
+        forever.
 
         The `with` block acknowledges its message, or gives it back with the error that left the block. In a loop, put
-        each one in a `with` of its own. `async with` and `async for` do the same. Options are those of `take`.
+        each delivery in its own `with` block. `async with` and `async for` do the same. The options are the options of
+        `take`.
         """
         return Receiver(self, wait, options)
 
@@ -204,12 +208,13 @@ class Queue(Generic[PayloadT]):
         seq: int | None = None,
         key: str | None = None,
     ) -> Delivery[PayloadT] | None:
-        """The next message, for this consumer until it is settled or its lease ends; None when there is none.
+        """Returns the next message, which this consumer holds until it is settled or its lease ends; None without a
+        message.
 
-        `wait`: how long to wait for one. `newest`: from the other end, without keys. `seq`: just the message
-        at that position, before others that come earlier; None when it is not to be had: in flight, delayed, failed,
-        settled, or behind another of its ordering key. `key`: the next message of that key. Pauses, rates and limits
-        hold for these as well.
+        `wait` is the time to wait for a message. `newest` takes from the other end, in queues without keys. `seq` takes
+        only the message at this position, before earlier messages; None when it is in flight, delayed, failed, settled,
+        or behind another message of its ordering key. `key` takes the next message of this key. Pauses, rates and
+        limits apply to all of these takes.
         """
         if group != DEFAULT_GROUP or consumer is not None:
             check_taker(group, consumer)
@@ -224,14 +229,16 @@ class Queue(Generic[PayloadT]):
     def take_many(
         self, limit: int, *, wait: Duration = 0, **options: Unpack[TakeManyArguments]
     ) -> Sequence[Delivery[PayloadT]]:
-        """Up to `limit` messages, as many as there are; `wait`: how long to wait for the first. Options are those of
-        `take`."""
+        """Returns up to `limit` messages; `wait` is the time to wait for the first message.
+
+        The options are the options of `take`.
+        """
         wanted = take_request(limit, "take_many", wait, **options)
         return self._typed(self._backend.take(wanted)) if limit else []
 
     @show_arguments(TakeArguments, TakeRequest)
     async def take_async(self, *, wait: Duration = 0, **options: Unpack[TakeArguments]) -> Delivery[PayloadT] | None:
-        """`take` for an event loop."""
+        """Does what `take` does, for an event loop."""
         found = self._typed(await self._backend.take_async(take_request(1, "take_async", wait, **options)))
         return found[0] if found else None
 
@@ -239,15 +246,15 @@ class Queue(Generic[PayloadT]):
     async def take_many_async(
         self, limit: int, *, wait: Duration = 0, **options: Unpack[TakeManyArguments]
     ) -> Sequence[Delivery[PayloadT]]:
-        """`take_many` for an event loop."""
+        """Does what `take_many` does, for an event loop."""
         wanted = take_request(limit, "take_many_async", wait, **options)
         return self._typed(await self._backend.take_async(wanted)) if limit else []
 
     # ── settling ─────────────────────────────────────────────────────────────────────────────────────────────────────
     def ack_many(self, deliveries: Iterable[Delivery | str]) -> int:
-        """Settles deliveries (or their tokens) in one atomic, durable commit; returns how many were still held.
+        """Settles deliveries (or their tokens) in one atomic, durable commit; returns the number that were still held.
 
-        Unknown, repeated, settled and lost ones count 0.
+        Unknown, repeated, settled and lost deliveries count 0.
         """
         handles = check_items(deliveries, "deliveries")
         for one in handles:
@@ -263,15 +270,16 @@ class Queue(Generic[PayloadT]):
         return count
 
     def delivery(self, token: str) -> Delivery[PayloadT]:
-        """The delivery a token names, as its holder has it; StaleDelivery when its lease is gone."""
+        """Returns the delivery of a token, as its holder has it; raises StaleDelivery when its lease is gone."""
         if not isinstance(token, str):
             raise ConfigError(f"a delivery is found by its token, which is text, not {token!r:.80}")
         return self._typed([self._backend.delivery(token)])[0]
 
     # ── looking ──────────────────────────────────────────────────────────────────────────────────────────────────────
     def get(self, seq: int | None = None, *, key: str | None = None) -> Event[PayloadT] | None:
-        """The message at a position, or the first of an ordering key, without taking it; None when it is settled or
-        never was."""
+        """Returns the message at a position, or the first message of an ordering key, without taking it; None for a
+        settled or unknown message.
+        """
         if (seq is None) == (key is None):
             raise ConfigError("get a message by its position, or by its key: give one of them")
         if seq is None:
@@ -281,13 +289,13 @@ class Queue(Generic[PayloadT]):
         return found if self._payload is None or found is None else self._payload.typed(found)
 
     def peek(self, limit: int = 1, *, group: str = DEFAULT_GROUP) -> list[Event[PayloadT]]:
-        """The messages that would be taken next, without taking them."""
+        """Returns the messages that would be taken next, without taking them."""
         query = wire.PeekQuery(check_group(group), check_whole(limit, "limit", 0))
         found = self._call(wire.PEEK_MESSAGES, request=query).events
         return found if self._payload is None else self._payload.typed_all(found)
 
     def __iter__(self) -> Iterator[Event[PayloadT]]:
-        """Everything not acknowledged, in order of position: ready, in flight, delayed and failed."""
+        """Yields every unsettled message, in order of position: ready, in flight, delayed and failed."""
         previous = 0
         for page in self._pages(wire.LIST_MESSAGES, wire.MessageQuery()):
             for one in page.messages:
@@ -296,31 +304,33 @@ class Queue(Generic[PayloadT]):
                     yield one.event if self._payload is None else self._payload.typed(one.event)
 
     def __len__(self) -> int:
-        """Messages that are ready, in flight or delayed; in fanout, for the group that has most left."""
+        """Returns the number of messages that are ready, in flight or delayed; in fanout mode, of the group with the
+        most messages left.
+        """
         return self._backend.length()
 
     def __bool__(self) -> bool:
         return True
 
     def stats(self, group: str = DEFAULT_GROUP) -> QueueStats:
-        """Returns the number of messages in each state; costs the same whatever the queue holds."""
+        """Returns the number of messages in each state; the cost does not depend on the queue's length."""
         return self._call(wire.READ_QUEUE_STATS, request=wire.GroupQuery(check_group(group)))
 
     def pending(self, group: str | None = None) -> list[PendingDelivery]:
-        """Every delivery in flight, of one group or of all."""
+        """Returns every delivery in flight, of one group or of all."""
         return self._call(wire.LIST_PENDING, request=wire.PendingQuery(_optional(group), LISTED))
 
     def failed(self, group: str = DEFAULT_GROUP) -> Iterator[Event]:
-        """Messages given up that have no dead-letter queue to go to, in order of position."""
+        """Yields failed messages, which were given up without a dead-letter queue, in order of position."""
         return (failure.event for failure in self.failures(group))
 
     def failures(self, group: str = DEFAULT_GROUP) -> Iterator[FailedMessage]:
-        """Does the same with the reason each was given up for."""
+        """Yields failed messages with their reasons, in order of position."""
         pages = self._pages(wire.LIST_FAILED, wire.FailedQuery(check_group(group)))
         return (failure for page in pages for failure in page.failed)
 
     def dead_letters(self) -> Iterator[FailedMessage]:
-        """The queue's dead letters with the reason each was given up for; of a dead-letter queue, all it holds."""
+        """Yields the queue's dead letters with their reasons; for a dead-letter queue, all its letters."""
         pages = self._pages(wire.LIST_DEAD_LETTERS, wire.DeadLetterQuery())
         return (letter for page in pages for letter in page.dead)
 
@@ -333,11 +343,11 @@ class Queue(Generic[PayloadT]):
         after: int = 0,
         limit: int = MESSAGES_LISTED,
     ) -> list[QueueMessage]:
-        """Messages that are not settled, with their state, attempts, last error, due time, priority and group.
+        """Returns unsettled messages, with their state, attempts, last error, due time, priority and group.
 
-        `state`: only those that are ready, delayed, in_flight or failed. `key`: only those of one ordering key.
-        In order of position, `limit` positions from `after` on: the next page begins after the last one's `seq`. In
-        fanout mode each group that has not settled a message has an entry of its own; `group` asks for one group's.
+        `state` limits the list to ready, delayed, in_flight or failed messages; `key` to one ordering key. The list is
+        in order of position, with `limit` positions from `after` on: the next page begins after the last `seq`. In
+        fanout mode each group that has not settled a message has its own entry; `group` limits the list to one group.
         """
         query = wire.MessageQuery(check_state(state), _optional(group), key, check_position(after, "after"))
         left: int | None = check_limit(limit)
@@ -353,12 +363,15 @@ class Queue(Generic[PayloadT]):
         return found
 
     def consumers(self) -> list[QueueConsumer]:
-        """Workers, and other consumers that gave their name: where, since when, last seen when, and what they hold."""
+        """Returns workers, and other consumers that gave their name: their machine, their start, their last sign of
+        life, and the messages that they hold.
+        """
         return self._call(wire.LIST_CONSUMERS)
 
     def task_times(self) -> list[TaskTimes]:
-        """Returns the durations of each task's calls from delivery to settlement, in this hour and the one before, by
-        name: of tasks whose results are kept."""
+        """Returns, by task, the durations of calls from delivery to settlement, in this hour and the hour before,
+        for tasks whose results are kept.
+        """
         return self._call(wire.LIST_TASK_TIMES)
 
     # ── repairing ────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -373,7 +386,7 @@ class Queue(Generic[PayloadT]):
     ) -> Sequence[Delivery[PayloadT]]:
         """Takes over deliveries that no consumer has extended for `min_idle`, whether or not their lease has ended.
 
-        A claim is a new delivery: a new token, one more attempt; the old handle is stale.
+        A claim is a new delivery, with a new token and one more attempt; the old handle is stale.
         """
         idle = seconds(min_idle, "min_idle")
         wanted = take_request(limit, "claim", 0, group, consumer, lease)
@@ -390,9 +403,9 @@ class Queue(Generic[PayloadT]):
         """Sends dead letters back to the queue they come from (or `to`), and makes failed messages ready again.
 
         Call it on a dead-letter queue for all of its letters, or on a queue for its own failed messages and its own
-        letters. They get a fresh budget and go back with their key and priority; in fanout mode, to the group that gave
-        them up. Returns how many; `dry_run` only counts. The result's `left` names the letters that have nowhere to
-        go, because their queue or their group is gone.
+        letters. The messages get a fresh budget and keep their key and priority; in fanout mode they go to the group
+        that gave them up. Returns the number of messages; `dry_run` only counts. The result's `left` names the letters
+        that cannot be sent, because their queue or their group is gone.
         """
         target = None if to is None else self._name_of(to)
         request = wire.RedriveRequest(
@@ -407,11 +420,11 @@ class Queue(Generic[PayloadT]):
         yield from (letter.event for letter in self.dead_letters())
 
     def move(self, to: Queue, *, limit: int | None = None, where: EventChoice | None = None) -> int:
-        """Moves messages that are not in flight to the end of another queue; returns how many.
+        """Moves messages that are not in flight to the end of another queue; returns their number.
 
-        Delays, priorities (where the other queue has any) and retry budgets go with them. Many messages go in several
-        commits, each message in one; QueueFull when the other queue has no room for all of them. In a transaction,
-        `tx.move` moves all or none.
+        The messages keep delays, priorities (if the other queue has priorities) and retry budgets. Many messages move
+        in several commits, each message in one commit. Raises QueueFull when the other queue has no room for all of
+        them. In a transaction, `tx.move` moves all or none.
         """
         target = self._name_of(to)
         if target == self.name:
@@ -428,66 +441,69 @@ class Queue(Generic[PayloadT]):
         return self._call(wire.DISCARD_MESSAGES, request=request)
 
     def run_now(self, seqs: Iterable[int], *, group: str | None = None) -> int:
-        """Makes delayed messages ready at once, also those that wait for their retry; returns how many did.
+        """Makes delayed messages ready at once, including messages that wait for their retry; returns their number.
 
-        By their positions, for one group or for all. Positions that do not wait for their time count 0.
+        The positions name the messages, for one group or for all. Messages that are not delayed count 0.
         """
         positions = [check_position(seq, "seq") for seq in check_items(seqs, "seqs")]
         request = wire.RunNowRequest(positions, _optional(group))
         return self._call(wire.RUN_NOW, request=request)
 
     def purge(self) -> int:
-        """Removes every message, also those in flight; returns how many. The policy and the positions stay."""
+        """Removes every message, including messages in flight; returns their number.
+
+        The policy and the positions stay.
+        """
         return self._call(wire.PURGE_QUEUE)
 
     def drop(self) -> int:
-        """Removes the queue with its messages, groups and schedules; returns how many messages that were.
+        """Removes the queue with its messages, groups and schedules; returns the number of messages.
 
-        The topic stays, and with it the count of positions: a queue made again under this name goes on from there.
+        The topic stays, and with it the count of positions: a new queue under this name continues the count.
         """
         return self._call(wire.DROP_QUEUE)
 
     @show_arguments(PolicyArguments)
     def configure(self, **policy: Unpack[PolicyArguments]) -> QueuePolicy:
-        """Changes the policy, all but the mode: a queue keeps the one it was made with."""
+        """Changes the policy, except the mode, which is fixed."""
         fields = policy_fields(check_policy(with_queue_names(policy), self.name))
         return policy_of(self._call(wire.CONFIGURE_QUEUE, request=fields))
 
     # ── pausing ──────────────────────────────────────────────────────────────────────────────────────────────────────
     def pause(self, group: str | None = None) -> bool:
-        """Hands nothing out any more, to one group or to all, until `resume`; False when that was so already.
+        """Stops deliveries to one group or to all, until `resume`; returns False when they were stopped already.
 
-        It is stored, and holds for every process. What is in flight goes on and can be settled; pushes are taken in.
+        The pause is stored and applies to every process. Messages in flight can be settled, and pushes continue.
         """
         return self._call(wire.PAUSE_QUEUE, request=wire.PauseRequest(_optional(group))).changed
 
     def resume(self, group: str | None = None) -> bool:
-        """Ends a pause: takes that wait wake up. False when there was none.
+        """Ends a pause and wakes waiting takes; returns False without a pause.
 
-        The pause of the whole queue and the pauses of its groups are ended each on its own.
+        The pause of the whole queue and the pauses of its groups end separately.
         """
         return self._call(wire.RESUME_QUEUE, request=wire.PauseRequest(_optional(group))).changed
 
     def pauses(self) -> list[Pause]:
-        """The pauses that have not ended, that of the whole queue first."""
+        """Returns the current pauses, first the pause of the whole queue."""
         return self._backend.pauses()
 
     # ── groups ───────────────────────────────────────────────────────────────────────────────────────────────────────
     def groups(self) -> list[str]:
-        """The names of the queue's groups, sorted."""
+        """Returns the names of the queue's groups, sorted."""
         return self._backend.groups()
 
     def add_group(self, name: str, *, after: int | Literal["latest"] = 0) -> None:
-        """Registers a group that gets what comes after a position; one that exists already is left as it is.
+        """Registers a group that gets the messages after a position; an existing group does not change.
 
-        In work mode the name is only kept: all takes share the messages, whatever group they name.
+        In work mode only the name is stored: all takes share the messages, whatever group they name.
         """
         if after != "latest":
             check_position(after, "after")
         self._call(wire.ADD_GROUP, request=wire.NewGroup(check_group(name), after))
 
     def remove_group(self, name: str) -> bool:
-        """Forgets a group, so that messages no longer wait for it; False when there is none of that name."""
+        """Removes a group, so that messages no longer wait for it; returns False for an unknown group."""
         return self._call(wire.REMOVE_GROUP, check_group(name))
 
     # ── working ──────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -504,14 +520,16 @@ class Queue(Generic[PayloadT]):
         batch: int | None = None,
         wait: Duration = 0,
     ) -> QueueWorker:
-        """A worker that gives messages to `handler` (a function or a coroutine function), `concurrency` at a time.
+        """Returns a worker that gives messages to `handler` (a function or a coroutine function), `concurrency` at a
+        time.
 
-        A handler that returns acknowledges, one that raises gives the message back. Leases are renewed meanwhile, also
-        those of messages taken ahead. `start()` it, `run()` it, or use it as a context manager.
+        A handler that returns acknowledges its message; a handler that raises gives it back. Leases are renewed
+        meanwhile, including leases of messages taken ahead. `start()` the worker, `run()` it, or use it as a context
+        manager.
 
-        `batch`: the handler gets a list of up to so many deliveries, and `wait` is how long a batch that is not full
-        waits for more. What it has not settled itself is acknowledged in one commit when it returns, and given back,
-        each by itself, when it raises.
+        With `batch`, the handler gets a list of up to so many deliveries, and `wait` is the time that an incomplete
+        batch waits for more messages. Deliveries that the handler has not settled are acknowledged in one commit when
+        it returns, and given back one by one when it raises.
         """
         from penstock.core.queue.worker import QueueBatchWorker, QueueWorker
 
@@ -530,7 +548,7 @@ class Queue(Generic[PayloadT]):
         return worker
 
     def _leave(self, group: str, consumer: str) -> None:
-        """Says that a consumer has ended: it is not listed any more."""
+        """Notes that a consumer has ended, so that it is no longer listed."""
         self._call(wire.LEAVE_QUEUE, request=wire.LeaveRequest(consumer, group))
 
     def _typed_in_hand(self, given: Delivery | list[Delivery]) -> object:
@@ -552,10 +570,10 @@ class Queue(Generic[PayloadT]):
         """Pushes a message periodically: every `interval` ("90s", 3600, a timedelta), or by a cron line of five fields
         ("0 6 * * mon").
 
-        Exactly one push per tick, however many processes have the queue open. The schedule is stored under `name`
-        and goes on after restarts, wherever the queue is opened; the same name with the same arguments changes
-        nothing, with others it replaces the schedule. `missed`: which of the ticks during which no process had the
-        queue open are made up for.
+        Each tick pushes exactly one message, however many processes have the queue open. The schedule is stored under
+        `name` and continues after restarts, wherever the queue is opened. The same name with the same arguments changes
+        nothing; other arguments replace the schedule. `missed` decides which ticks are made up for that no process was
+        there to push.
         """
         if self._payload is not None:
             payload = self._payload.accept(payload, kind)
@@ -578,19 +596,20 @@ class Queue(Generic[PayloadT]):
         return self._call(wire.ADD_SCHEDULE, request=request)
 
     def schedules(self) -> list[Schedule]:
-        """The queue's periodic messages, by name."""
+        """Returns the queue's periodic messages, by name."""
         return self._call(wire.LIST_SCHEDULES)
 
     def unschedule(self, name: str) -> bool:
-        """Removes a periodic message; False when there is none of that name."""
+        """Removes a periodic message; returns False for an unknown name."""
         return self._call(wire.REMOVE_SCHEDULE, check_consumer(name, "schedule"))
 
 
 def _requested_choice(
     where: EventChoice | None, candidates: Callable[[], Iterable[Event]]
 ) -> tuple[str | None, list[str] | None]:
-    """Returns the form in which a request states a choice: the text of a condition; of a function, the ids of the
-    events it wants."""
+    """Returns the form of a choice in a request: the text of a condition; for a function, the ids of the chosen
+    events.
+    """
     chooser = predicate(where)
     if chooser is None or isinstance(chooser, Where):
         return None if chooser is None else chooser.text, None
@@ -598,14 +617,14 @@ def _requested_choice(
 
 
 def push_options(given: Mapping[str, Any]) -> PushOptions:
-    """A push's options as they were given; ConfigError names one that there is not."""
+    """Returns the given options of a push; a ConfigError names an unknown option."""
     if unknown := sorted(given.keys() - set(PushOptions.__struct_fields__)):
         raise ConfigError(f"a push has no option {unknown[0]!r}{nearest(unknown[0], PushOptions.__struct_fields__)}")
     return PushOptions(**given)
 
 
 def update_policy(queue: Queue, wanted: Mapping[str, object]) -> Queue:
-    """Gives a queue the policy that a program asks for; the log and the audit say what changed."""
+    """Changes a queue's policy to a program's policy; records the change in the log and the audit."""
     before, changes = queue.policy, check_policy(wanted, queue.name)
     queue._call(wire.CONFIGURE_QUEUE, request=policy_fields(changes))
     stored = asdict(before)
@@ -617,7 +636,7 @@ def update_policy(queue: Queue, wanted: Mapping[str, object]) -> Queue:
 
 
 def with_queue_names(policy: Mapping[str, object]) -> dict[str, object]:
-    """A policy as it was given, with its dead-letter queue by name."""
+    """Returns a given policy, with its dead-letter queue by name."""
     target = policy.get("dead_letter")
     return {**policy, "dead_letter": target.name} if isinstance(target, Queue) else dict(policy)
 

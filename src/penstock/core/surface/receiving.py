@@ -1,4 +1,4 @@
-"""Receiving messages: one as a context manager, or one after the other, in a thread or in an event loop."""
+"""Receives messages: one as a context manager, or one after the other, in a thread or in an event loop."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from penstock.core.surface.queue import Queue
 
 LONG = 3600.0
-"""Seconds that one take of a receiver without an end waits."""
+"""The seconds that one take of an endless receiver waits."""
 
 
 class Settling(Protocol):

@@ -1,4 +1,4 @@
-"""A topic: what a program holds to append to a log and to read it, wherever the journal is."""
+"""A topic: the handle to append to a log and to read it, wherever the journal is."""
 
 from __future__ import annotations
 
@@ -76,13 +76,13 @@ class Topic(Generic[PayloadT]):
         return self.journal._backend.call(operation, self.name, *names, request=request)
 
     def _log(self, what: str, instead: str) -> TopicLog:
-        """The topic in its store; ConfigError when that is at a server, which says what to do instead."""
+        """Returns the topic in its store; for a served journal raises ConfigError, which says what to do instead."""
         return self.journal._backend.store(what, instead).log(self.name)
 
     # ── writing ──────────────────────────────────────────────────────────────────────────────────────────────────────
     @show_arguments(DraftArguments, Draft)
     def append(self, kind: object, payload: PayloadT | None = None, **draft: Unpack[DraftArguments]) -> Receipt:
-        """Appends one event and returns when it is durable. Keyword arguments are those of `Draft`."""
+        """Appends one event and returns when it is durable. The keyword arguments are the fields of `Draft`."""
         if self._payload is not None:
             kind, payload = self._payload.draft(kind, payload)
         return self._at.append(kind, payload, draft)
@@ -93,13 +93,13 @@ class Topic(Generic[PayloadT]):
 
     @show_arguments(DraftArguments, Draft)
     def submit(self, kind: object, payload: PayloadT | None = None, **draft: Unpack[DraftArguments]) -> Ticket[Receipt]:
-        """Hands an event over and returns a ticket at once; waits only when the writer's capacity is full."""
+        """Submits an event and returns a ticket at once; waits only when the writer's capacity is full."""
         if self._payload is not None:
             kind, payload = self._payload.draft(kind, payload)
         return self._at.submit(kind, payload, draft, patient=True)
 
     def submit_many(self, drafts: Iterable[Draft]) -> Ticket[list[Receipt]]:
-        """Hands a batch over: `append_many` with a ticket."""
+        """Submits a batch of events and returns a ticket at once."""
         checked = drafts if self._payload is None else self._payload.drafts(drafts)
         return self._at.submit_many(checked, patient=True)
 
@@ -107,16 +107,16 @@ class Topic(Generic[PayloadT]):
     def try_submit(
         self, kind: object, payload: PayloadT | None = None, **draft: Unpack[DraftArguments]
     ) -> Ticket[Receipt]:
-        """Like `submit`, but raises Backpressure(retry_after) instead of waiting when the writer is behind.
+        """Does what `submit` does, but raises Backpressure(retry_after) instead of waiting when the writer is behind.
 
-        Over HTTP it is the ticket that raises it, when the server's writer is behind.
+        Over HTTP, the ticket raises Backpressure when the server's writer is behind.
         """
         if self._payload is not None:
             kind, payload = self._payload.draft(kind, payload)
         return self._at.submit(kind, payload, draft, patient=False)
 
     def try_submit_many(self, drafts: Iterable[Draft]) -> Ticket[list[Receipt]]:
-        """Like `submit_many`, but raises Backpressure(retry_after) instead of waiting."""
+        """Does what `submit_many` does, but raises Backpressure(retry_after) instead of waiting."""
         checked = drafts if self._payload is None else self._payload.drafts(drafts)
         return self._at.submit_many(checked, patient=False)
 
@@ -149,12 +149,13 @@ class Topic(Generic[PayloadT]):
         reverse: bool = False,
         **filter: Unpack[FilterArguments],
     ) -> Iterator[Event[PayloadT]]:
-        """Streams events after a position, oldest first (newest first: `reverse`), up to the newest one now.
+        """Streams events after a position, oldest first (newest first with `reverse`), up to the newest event at the
+        call.
 
-        `since` and `until` are times of recording, from the first and before the second. `key`, `key_prefix`, `kind`
-        (one or several), `scope`, `where` (a condition like "payload.total > 10", asked where the store is): only such
-        events. `after=0` starts at the oldest stored event; a position whose next event
-        compaction removed raises PositionTrimmed.
+        `since` and `until` limit the time of recording: at or after `since`, before `until`. `key`, `key_prefix`,
+        `kind` (one or several), `scope` and `where` (a condition like "payload.total > 10", checked at the store)
+        filter events. `after=0` starts at the oldest stored event. A position whose next event compaction has removed
+        raises PositionTrimmed.
         """
         query = EventQuery(
             **query_fields(filter),
@@ -179,8 +180,8 @@ class Topic(Generic[PayloadT]):
     ) -> Iterator[pa.RecordBatch]:
         """Streams events as Arrow record batches of up to `batch_rows` rows, without touching rows one by one.
 
-        Payloads are a column of JSON text; `payload="binary"` makes it one of bytes, which a topic needs whose payloads
-        are bytes that are not text.
+        Payloads are a column of JSON text. `payload="binary"` makes it a column of bytes, for topics whose payloads are
+        bytes that are not text.
         """
         check_position(after, "after")
         check_limit(limit)
@@ -192,28 +193,28 @@ class Topic(Generic[PayloadT]):
         return iter(()) if limit == 0 else self._at.read_arrow(after, limit, through, batch_rows, payload)
 
     def __arrow_c_stream__(self, requested_schema: object = None) -> object:
-        """The topic as Arrow's stream interface hands it over: `polars.DataFrame(topic)`, `pyarrow.table(topic)`.
+        """Returns the topic as an Arrow stream: `polars.DataFrame(topic)`, `pyarrow.table(topic)`.
 
-        The columns of `read_arrow`, from one snapshot, cast to the requested types where a reader asks for some.
+        The stream has the columns of `read_arrow`, from one snapshot, cast to requested types.
         """
         from penstock.core.journal.to_arrow import arrow_stream
 
         return arrow_stream(self.read_arrow(), requested_schema)
 
     def get(self, seq: int) -> Event[PayloadT] | None:
-        """The event at a position, or None."""
+        """Returns the event at a position, or None."""
         found = self._at.get(check_position(seq, "seq"))
         return found if self._payload is None or found is None else self._payload.typed(found)
 
     def find(self, id: str) -> Event[PayloadT] | None:
-        """The event with an id, or None."""
+        """Returns the event with an id, or None."""
         if not isinstance(id, str):
             raise ConfigError(f"an event is found by its id, which is text, not {id!r:.80}")
         found = None if parse_id(id) is None else self._at.find(id)
         return found if self._payload is None or found is None else self._payload.typed(found)
 
     def position_at(self, time: datetime) -> int:
-        """The last position recorded before a time; 0 for none."""
+        """Returns the last position recorded before a time; 0 for none."""
         to_ms(time, "time")
         return self._call(protocol.topics.FIND_POSITION, request=protocol.topics.PositionQuery(time.isoformat()))
 
@@ -226,9 +227,9 @@ class Topic(Generic[PayloadT]):
         on_lag: OnLag = "catch_up",
         **filter: Unpack[FilterArguments],
     ) -> Subscription[PayloadT]:
-        """Follows the topic: the history after a position, then live; no gap and no duplicate at the seam.
+        """Follows the topic: the history after a position, then live events, without a gap or a duplicate.
 
-        By key, kind, scope and condition as in `read`. What is left out counts as seen.
+        Filters by key, kind, scope and condition work as in `read`. Filtered events count as seen.
         """
         if after != "latest":
             check_position(after, "after")
@@ -239,15 +240,19 @@ class Topic(Generic[PayloadT]):
 
     # ── cursors ──────────────────────────────────────────────────────────────────────────────────────────────────────
     def commit(self, consumer: str, seq: int) -> None:
-        """Remembers durably that a consumer is done with everything through `seq`; a smaller one changes nothing."""
+        """Stores durably that a consumer has processed every event through `seq`; a smaller position changes
+        nothing.
+        """
         self._move_cursor(consumer, seq, seek=False)
 
     def seek(self, consumer: str, seq: int) -> None:
-        """Moves a consumer's cursor anywhere, also back."""
+        """Moves a consumer's cursor to any position, also back."""
         self._move_cursor(consumer, seq, seek=True)
 
     def forget(self, consumer: str) -> bool:
-        """Drops a consumer's cursor, so that compaction no longer waits for it; False when there was none."""
+        """Drops a consumer's cursor, so that compaction no longer waits for it; returns False for an unknown
+        consumer.
+        """
         return self._call(protocol.topics.FORGET_CURSOR, check_consumer(consumer))
 
     def cursor(self, consumer: str) -> int | None:
@@ -255,11 +260,11 @@ class Topic(Generic[PayloadT]):
         return self._cursor(consumer).position
 
     def cursors(self) -> dict[str, int]:
-        """Every consumer and how far it has come."""
+        """Returns the position of every consumer, by name."""
         return {one.consumer: one.position or 0 for one in self._call(protocol.topics.LIST_CURSORS).cursors}
 
     def consumers(self) -> list[TopicConsumer]:
-        """Every consumer with its position, its lag, and when its cursor last moved."""
+        """Returns every consumer with its position, its lag, and when its cursor last moved."""
         found = self._call(protocol.topics.LIST_CURSORS).cursors
         return [TopicConsumer(one.consumer, one.position or 0, one.lag, one.moved_at) for one in found]
 
@@ -268,7 +273,7 @@ class Topic(Generic[PayloadT]):
         return self._cursor(consumer).lag
 
     def left(self, after: int) -> int:
-        """Returns the number of events that are left to read after a position; removed and too old events are not."""
+        """Returns the number of events that are left to read after a position, without removed and expired events."""
         return self._call(protocol.topics.READ_LEFT, request=protocol.topics.LeftQuery(check_position(after, "after")))
 
     @show_arguments(FilterArguments, None)
@@ -282,12 +287,13 @@ class Topic(Generic[PayloadT]):
         restarts: int = WORKER_RESTARTS,
         **filter: Unpack[FilterArguments],
     ) -> Worker:
-        """A worker that hands this topic's events to `handler` in batches, at least once; `start()` or `run()` it.
+        """Returns a worker that gives this topic's events to `handler` in batches, at least once; `start()` or `run()`
+        it.
 
-        A handler that fails gets its batch again; one that fails more than `restarts` times within a minute makes the
-        worker give up, which `penstock check` says until it is started again.
+        A failed handler gets its batch again. A handler that fails more than `restarts` times within a minute makes the
+        worker give up, which `penstock check` reports until the worker is started again.
 
-        By key, kind, scope and condition as in `read`; the cursor moves past the others too.
+        Filters by key, kind, scope and condition work as in `read`; the cursor also moves past filtered events.
         """
         check_consumer(consumer)
         if self._payload is not None:
@@ -327,7 +333,10 @@ class Topic(Generic[PayloadT]):
         return self._call(protocol.topics.COMPACT_TOPIC, request=request)
 
     def compact_keys(self) -> int:
-        """Keeps only the newest event of every key, now; returns how many went. See also `configure(by_key=True)`."""
+        """Removes all but the newest event of every key, now; returns the number of removed events.
+
+        See also `configure(by_key=True)`.
+        """
         return self._call(protocol.topics.COMPACT_TOPIC, request=protocol.topics.CompactRequest(keys=True)).removed
 
     @show_arguments(FilterArguments, None)
@@ -336,10 +345,11 @@ class Topic(Generic[PayloadT]):
     ) -> EraseReport:
         """Erases the contents of events wherever the journal holds them: payload, headers, key, scope and tags.
 
-        The events are those at the positions `seqs`, and those that fit the filter of `read`: `key="customer-7"`.
-        Position, id, times, kind, correlation and cause stay; reads show the event with `erased`, a payload of None
-        and who erased it (`by`). A queue gives up its messages; dead letters, results, saved states and dedup keys go,
-        too. `maintain()` then clears what the engine and the lakes have left of it. See the page on erasing.
+        The events are the events at the positions `seqs`, and the events that match the filters of `read`:
+        `key="customer-7"`. Position, id, times, kind, correlation and cause stay. Reads show the event with `erased`, a
+        payload of None and who erased it (`by`). A queue gives up its messages; dead letters, results, saved states and
+        dedup keys are removed too. `maintain()` then clears the remains in the engine and the lakes. See the page on
+        erasing.
         """
         return self._erase([], seqs, by, filter)
 
@@ -352,9 +362,9 @@ class Topic(Generic[PayloadT]):
         by: str | None = None,
         **filter: Unpack[FilterArguments],
     ) -> EraseReport:
-        """Blanks fields of the payloads of events: null stands in the place of `"email"` or `"address.street"`.
+        """Blanks payload fields of events: null replaces the value of `"email"` or `"address.street"`.
 
-        The events are chosen as for `erase`. Everything else of them stays, with their key and their headers.
+        The events are chosen as for `erase`. Everything else stays, including key and headers.
         """
         wanted = list(check_items([fields] if isinstance(fields, str) else fields, "fields"))
         if not wanted:
@@ -381,18 +391,18 @@ class Topic(Generic[PayloadT]):
 
     # ── entities ─────────────────────────────────────────────────────────────────────────────────────────────────────
     def position_of(self, key: str) -> int:
-        """The position of an entity's newest event; 0 when it has none. What `expect=` is compared with."""
+        """Returns the position of an entity's newest event, 0 without events; `expect=` is compared with it."""
         return self._at.position_of(check_text(key, "key"))
 
     def entities(self) -> Iterator[str]:
-        """Every key that has events, each once, in no particular order. In this process only."""
+        """Yields every key that has events, each once, in no particular order. In this process only."""
         from penstock.core.entity.states import entities
 
         instead = "read the topic and gather the keys, or ask where the store is"
         return entities(self._log("the list of entities", instead))
 
     def reindex(self) -> None:
-        """Throws the index of entities, causes and correlations away and builds it anew, beside everything else.
+        """Drops the index of entities, causes and correlations, and builds it anew while the journal is in use.
 
         In this process only.
         """
@@ -410,11 +420,13 @@ class Topic(Generic[PayloadT]):
         through: int | None = None,
         as_of: datetime | None = None,
     ) -> P | None:
-        """An entity's state, folded from its events; None when it has none. Without a key: the whole topic's state.
+        """Returns an entity's state, folded from its events; None without events.
 
-        `through`, `as_of`: the state as it was after a position, or when a time came; folded from the events that are
-        stored, so PositionTrimmed where they were compacted away. `freshness="cached"` may answer with a state folded
-        earlier, without looking for newer events.
+        Without a key, returns the whole topic's state.
+
+        `through` and `as_of` give the state after a position, or at a time; it is folded from stored events, so removed
+        events raise PositionTrimmed. `freshness="cached"` may return an earlier state, without looking for newer
+        events.
         """
         if through is None and as_of is None:
             return self._at.project(projection, key, freshness)
@@ -440,11 +452,16 @@ class Topic(Generic[PayloadT]):
         return folded(projection, self._at.read(query))[1] if through else None
 
     def project_if_changed(self, projection: type[P], key: str | None, position: int) -> tuple[int, P | None] | None:
-        """None when the newest event of the entity is still at `position`, else where it is now, and the state."""
+        """Returns None when the newest event of the entity is still at `position`, else its new position and the
+        state.
+        """
         return self._at.project_if_changed(projection, key, position)
 
     def watch(self, projection: type[P], key: str | None = None) -> Watch[P]:
-        """The entity's state now, and again whenever it has new events. In this process only."""
+        """Returns a watch of the entity's state: the state now, and again whenever the entity has new events.
+
+        In this process only.
+        """
         from penstock.core.entity.states import Watch
 
         instead = "subscribe to the topic and call project_if_changed for the keys that come"
@@ -458,19 +475,20 @@ class Topic(Generic[PayloadT]):
         whole: bool = False,
         progress: Callable[[int, int], None] | None = None,
     ) -> RebuildReport:
-        """Folds every entity anew and saves the states; `whole`: the whole topic's state instead.
+        """Folds every entity anew and saves the states; with `whole`, folds the whole topic's state instead.
 
-        `progress` is called now and then with how many of how many events are done. On a served journal the events
-        travel, and every state is in memory until all are folded; `penstock.spark.rebuild` folds what does not fit.
+        `progress` is called now and then with the folded and the total number of events. On a served journal the events
+        are transferred, and all states are in memory until the end; `penstock.spark.rebuild` folds topics that do not
+        fit.
         """
         return self._at.rebuild(
             projection, whole=whole, progress=None if progress is None else check_function(progress, "progress")
         )
 
     def verify_states(self, projection: type[P]) -> list[str | None]:
-        """Folds what every saved state was folded from again, and returns the keys of those that say something else.
+        """Folds the events of every saved state again, and returns the keys of states that differ.
 
-        None among them is the state of the whole topic; `rebuild` mends all of them. In this process only.
+        The key None stands for the state of the whole topic; `rebuild` repairs all states. In this process only.
         """
         from penstock.core.entity.states import verify_states
 
@@ -479,23 +497,24 @@ class Topic(Generic[PayloadT]):
 
     # ── causality ────────────────────────────────────────────────────────────────────────────────────────────────────
     def ancestors(self, event: Event | Receipt | str) -> Iterator[Event]:
-        """The event, then its cause, its cause's cause, … in whichever topics they are."""
+        """Yields the event, then its cause, its cause's cause, …, from any topics."""
         return self._at.ancestors(event)
 
     def effects(self, event: Event | Receipt | str) -> Iterator[Event]:
-        """Returns the events that an event caused directly, in whichever topics they are."""
+        """Yields the events that an event caused directly, from any topics."""
         return self._at.effects(event)
 
     def correlated(self, correlation_id: str) -> Iterator[Event]:
-        """Every event of a correlation, of all topics, in the order they were recorded."""
+        """Yields every event of a correlation, of all topics, in the order of recording."""
         return self.journal.correlated(correlation_id)
 
     # ── verification ─────────────────────────────────────────────────────────────────────────────────────────────────
     def verify(self, *, progress: Callable[[int, int], None] | None = None) -> VerifyReport:
-        """Reads the topic, names the first event that is damaged, and publishes a Merkle root over all of them.
+        """Reads the topic, names the first damaged event, and publishes a Merkle root over all events.
 
-        In a topic with `configure(verified=True)`, also an event that was changed, exchanged, added or removed behind
-        the journal's back since its commit; in others, only what changes a root published before. In this process only.
+        In a topic with `configure(verified=True)`, it also finds an event that was changed, exchanged, added or removed
+        outside of the journal since its commit. In other topics, it finds only changes of events under an earlier root.
+        In this process only.
         """
         from penstock.core.entity.receipts import verify
 
@@ -510,10 +529,11 @@ class Topic(Generic[PayloadT]):
         return check(self._log("checking a receipt", "do it where the store is"), receipt)
 
     def proof(self, of: Receipt | Event | int, *, root: TreeRoot | None = None) -> InclusionProof:
-        """Shows, to a reader who has the root, that an event is in this topic; `penstock.check_proof` checks it.
+        """Returns a proof, for a reader with the root, that an event is in this topic; `penstock.check_proof` checks
+        it.
 
-        Under the newest root that `verify` has published and that covers the event, or under `root`. Unprovable when
-        there is none, or when events near it were removed since. In this process only.
+        The proof is under `root`, or under the newest root of `verify` that covers the event. Raises Unprovable without
+        such a root, or when nearby events were removed since. In this process only.
         """
         from penstock.core.entity.receipts import prove
 
@@ -530,10 +550,11 @@ class Topic(Generic[PayloadT]):
         idle: Duration = WORKER_IDLE,
         restarts: int = WORKER_RESTARTS,
     ) -> Worker:
-        """A worker that appends the drafts `handler` returns for each event, caused by it: each event exactly once.
+        """Returns a worker that appends the drafts that `handler` returns for each event, caused by the event, exactly
+        once for each event.
 
-        A draft goes to the topic it names, else to this one. `start()` or `run()` it, like `worker`. In this process
-        only.
+        A draft goes to the topic that it names, else to this topic. `start()` or `run()` it, like `worker`. In this
+        process only.
         """
         from penstock.core.entity.reactor import Reactor
 
@@ -556,7 +577,7 @@ class Topic(Generic[PayloadT]):
         name: str | None = None,
         record: Topic | str | None = None,
     ) -> None:
-        """Lets `check` see every draft for this topic before it is appended; it refuses by raising Denied.
+        """Adds a gate: `check` sees every draft for this topic before it is appended, and refuses it by raising Denied.
 
         `kind` limits it to some kinds. `record` names a topic in which refusals are recorded as events. In this
         process only.
@@ -566,5 +587,5 @@ class Topic(Generic[PayloadT]):
         store.entities.gates.add(self.name, check, kind=kind, name=name, record=recorded)
 
     def ungate(self, check: Callable[[Draft], None]) -> bool:
-        """Takes a gate away again; False when it was not there. In this process only."""
+        """Removes a gate; returns False for an unknown gate. In this process only."""
         return self.journal._backend.store("a gate", SET_GATES).entities.gates.remove(self.name, check)

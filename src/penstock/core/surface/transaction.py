@@ -1,4 +1,4 @@
-"""A transaction of a journal in this process: the writer held, and what is done under it to topics and queues."""
+"""A transaction of a journal in this process, which holds the writer for changes of topics and queues."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ T = TypeVar("T")
 class Transaction:
     """All or nothing across topics and queues: a clean exit of the `with` block commits, an exception rolls back.
 
-    It holds the writer: keep it short, and do not append through topics inside it but through its own methods.
+    A transaction holds the writer, so keep it short. Inside it, append through its own methods and not through topics.
     """
 
     def __init__(self, journal: Journal, store: LocalBackend) -> None:
@@ -58,7 +58,7 @@ class Transaction:
         self._held = HeldWriter(store.core, Transaction.__enter__.__code__, Transaction.__exit__.__code__)
         self._settled: list[Delivery] = []
         self._extended: list[tuple[Delivery, int]] = []
-        """With the deadline that each had before."""
+        """The extended deliveries, each with its earlier deadline."""
 
     def __enter__(self) -> Transaction:
         self._held.begin()
@@ -68,19 +68,19 @@ class Transaction:
         try:
             self._held.end(kind, error)
         finally:
-            if not self._held.committed:  # an interrupt that waited for the commit comes after it
+            if not self._held.committed:  # an interrupt that waited for the commit arrives after it
                 self._reopen()
 
     def __del__(self) -> None:
         try:
             held = self._held
-        except AttributeError:  # interrupted before it was made
+        except AttributeError:  # interrupted before the constructor ended
             return
         if held.is_open:
             held.drop("it was dropped, and its block had not ended")
 
     def _reopen(self) -> None:
-        """Holds the settled deliveries again as before, because their settlement is rolled back."""
+        """Restores the settled deliveries, because their settlement is rolled back."""
         for delivery in self._settled:
             delivery._settled = False
         for delivery, deadline in reversed(self._extended):
@@ -116,7 +116,7 @@ class Transaction:
         self._held.change(lambda commit: move_cursor(commit, name, consumer, seq, back=False))
 
     def cursor(self, topic: Topic | str, consumer: str) -> int | None:
-        """Returns the position of a consumer, as of this transaction."""
+        """Returns the position of a consumer, as this transaction sees it."""
         check_consumer(consumer)
         self._held.check_open()
         name = self._log(topic).name
@@ -140,7 +140,7 @@ class Transaction:
         reverse: bool = False,
         **filter: Unpack[FilterArguments],
     ) -> Iterator[Event]:
-        """Reads a topic with this transaction's own appends in it; the arguments are those of `Topic.read`."""
+        """Reads a topic, including this transaction's own appends; the arguments are the arguments of `Topic.read`."""
         self._held.check_open()
         query = EventQuery(
             **query_fields(filter),
@@ -156,24 +156,26 @@ class Transaction:
         return found if typed is None else map(typed.typed, found)
 
     def sql(self, statement: str, parameters: SqlParameters = ()) -> list[SqlRow]:
-        """Runs SQL on your own tables in the journal's SQLite file, and returns the rows that it gives.
+        """Runs SQL on your own tables in the journal's SQLite file, and returns its rows.
 
-        What it changes commits with the appends, pushes and acks of this transaction, or not at all. `parameters` are
-        the statement's `?`, or by name its `:name`. A statement that fails has changed nothing, and the transaction can
-        go on. The store's own table, PRAGMA, ATTACH, BEGIN and temporary tables are refused, also in triggers.
+        Its changes commit with the appends, pushes and acks of this transaction, or not at all. `parameters` are the
+        values of `?`, or by name of `:name`. A failed statement changes nothing, and the transaction can continue. The
+        store's own table, PRAGMA, ATTACH, BEGIN and temporary tables are refused, also in triggers.
         """
         if not isinstance(statement, str) or isinstance(parameters, str | bytes):
             raise ConfigError("tx.sql takes a statement, and a list or mapping of its parameters")
         return self._held.change(lambda commit: commit.tx.sql(statement, parameters))
 
     def get_mark(self, name: str) -> int | None:
-        """A named number that commits with transactions: what an exactly-once writer keeps to know itself done."""
+        """Returns a mark: a named number that commits with transactions, by which an exactly-once writer recognises
+        finished work.
+        """
         self._held.check_open()
         check_consumer(name, "mark")
         return self._held.look(lambda commit: commit.get_mark(name))
 
     def set_mark(self, name: str, value: int) -> None:
-        """Sets a mark; it is there if, and only if, the transaction commits."""
+        """Sets a mark, which is stored if, and only if, the transaction commits."""
         check_consumer(name, "mark")
         if not is_whole(value) or not -(1 << 63) <= value < 1 << 63:
             raise ConfigError(f"a mark is a whole number of 64 bits, not {value!r:.80}")
@@ -213,7 +215,7 @@ class Transaction:
     def take(self, queue: Queue | str, **options: Unpack[TakeArguments]) -> Delivery | None:
         """Takes the next message if the transaction commits, this transaction's own pushes included; never waits.
 
-        Rolled back, the message is as it was before, and the delivery is stale.
+        After a rollback the message is as before, and the delivery is stale.
         """
         found = self.take_many(queue, 1, **options)
         return found[0] if found else None
@@ -244,7 +246,7 @@ class Transaction:
         self._settle(delivery)
 
     def purge(self, queue: Queue | str) -> int:
-        """Removes every message of a queue if the transaction commits; returns how many there were."""
+        """Removes every message of a queue if the transaction commits; returns the number of messages."""
         own = self._queue(queue)
         return self._held.change(lambda commit: purge_in(commit, own))
 
@@ -275,7 +277,10 @@ class Transaction:
         return self._held.change(lambda commit: redrive_in(commit, own, target, *chosen))
 
     def ack(self, delivery: Delivery) -> None:
-        """Settles a delivery if, and only if, the transaction commits. StaleDelivery when it is not held any more."""
+        """Settles a delivery if, and only if, the transaction commits.
+
+        Raises StaleDelivery when the delivery is no longer held.
+        """
         own = self._queue_of(delivery)
         self._held.change(lambda commit: own.ack_in(commit, delivery))
         self._settle(delivery)
@@ -293,7 +298,7 @@ class Transaction:
         self._settle(delivery)
 
     def _queue(self, queue: Queue | str) -> LocalQueue:
-        """A queue of this journal that is there, for this transaction: it may have made it, of dead letters."""
+        """Returns an existing queue of this journal; the transaction itself may have made it, for dead letters."""
         if not isinstance(queue, Queue | str):
             raise ConfigError(f"a queue is a Queue or its name, not {queue!r:.80}")
         if isinstance(queue, Queue) and queue.journal is not self._journal:
@@ -305,13 +310,13 @@ class Transaction:
         return registry.handle(name)
 
     def _queue_of(self, delivery: Delivery) -> LocalQueue:
-        """The queue of a delivery of this journal."""
+        """Returns the queue of a delivery of this journal."""
         if not isinstance(delivery, Delivery):
             raise ConfigError(f"a transaction settles Delivery objects, not {delivery!r:.80}")
         return self._queue(delivery.queue)
 
     def _change(self, delivery: Delivery, apply: Callable[..., T], *args: object) -> T:
-        """Does something to the state of a delivery's queue."""
+        """Changes the state of a delivery's queue."""
         own = self._queue_of(delivery)
         return self._held.change(lambda commit: apply(commit, own.cache.state(commit, own.name), *args))
 

@@ -1,12 +1,13 @@
 """SlateDB's generated Python, made usable from synchronous code: calls without an event loop, and bytes without a loop.
 
-Every method of SlateDB is a coroutine that waits for a future of Rust's. `call` drives such a coroutine in the calling
-thread: it stands in for the event loop (which the generated code asks for two things only), and waits on a lock that
-Rust's thread releases. No thread hop, an interrupt arrives at once, a deadline is the lock's, and it works inside a
-running event loop too.
+Every method of SlateDB is a coroutine that waits for a Rust future. `call` drives such a coroutine in the calling
+thread. It replaces the event loop, of which the generated code uses two methods only, and waits on a lock that Rust's
+thread releases. There is no thread hop, an interrupt arrives at once, the lock has the deadline, and a call also works
+inside a running event loop.
 
-The generated code copies bytes to Rust one at a time, at 7 MB/s. `_lower` does the same with one memmove. Both lean on
-private names of the package, so its minor version is pinned, and `tests/engine/slatedb/test_bridge.py` checks them.
+The generated code copies bytes to Rust one at a time, at 7 MB/s. `_lower` does the same with one memmove. Both
+functions use private names of the package, so its minor version is pinned, and `tests/engine/slatedb/test_bridge.py`
+checks the names.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ T = TypeVar("T")
 
 
 class TimedOut(Exception):
-    """A call did not end before its deadline; what it began may still happen."""
+    """A call did not end before its deadline; its effect may still happen."""
 
 
 class _Answer:
@@ -62,7 +63,7 @@ class _Answer:
 
 
 class _NoLoop:
-    """Stands where the generated code looks for the running event loop."""
+    """Replaces the running event loop for the generated code."""
 
     def create_future(self) -> _Answer:
         return _Answer()
@@ -76,7 +77,7 @@ _used_by = 0
 
 
 def call(coroutine: Coroutine[_Answer, None, T], timeout: float | None = None) -> T:
-    """The result of one of SlateDB's coroutines; `TimedOut` when it has none within `timeout` seconds."""
+    """Returns the result of a SlateDB coroutine; raises `TimedOut` without a result within `timeout` seconds."""
     global _used_by
     if _used_by != os.getpid():
         if _used_by:
@@ -93,12 +94,12 @@ def call(coroutine: Coroutine[_Answer, None, T], timeout: float | None = None) -
             asyncio._set_running_loop(_NO_LOOP)
             answer = coroutine.send(None)
             asyncio._set_running_loop(outer)
-            # -1 waits for ever; an answer that arrived in time is never called late.
+            # -1 waits forever; an answer that arrived in time is never reported as late.
             if not answer.wait(-1 if deadline is None else max(0.0, deadline - time.monotonic())):
                 raise TimedOut(f"no answer within {timeout:g} s")
     except StopIteration as done:
         return done.value  # type: ignore[no-any-return]
-    except generated.InternalError as error:  # Rust panicked, as over an object it cannot read
+    except generated.InternalError as error:  # Rust panicked, for example because it cannot read an object
         raise generated.Error.Internal(str(error)) from error
     finally:
         asyncio._set_running_loop(outer)
@@ -110,7 +111,7 @@ _library, _rust_call = generated._UniffiLib, generated._uniffi_rust_call
 
 
 def _lower(value: bytes) -> generated._UniffiRustBuffer:
-    """A Rust buffer with the length and the bytes in it, as the generated `lower` makes it."""
+    """Returns a Rust buffer with the length and the bytes, like the generated `lower`."""
     size = len(value)
     buffer = _rust_call(_library.ffi_slatedb_uniffi_rustbuffer_alloc, size + 4)
     ctypes.memmove(buffer.data, size.to_bytes(4, "big") + value, size + 4)
@@ -122,7 +123,9 @@ generated._UniffiFfiConverterBytes.lower = staticmethod(_lower)
 
 
 def _lift_rows(buffer: generated._UniffiRustBuffer) -> list[tuple[bytes, bytes]]:
-    """Keys and values out of a buffer of KeyValue records; the generated code makes an object of each."""
+    """Returns the keys and values of a buffer of KeyValue records; the generated code would make an object of each
+    record.
+    """
     data = ctypes.string_at(buffer.data, buffer.len)
     buffer.free()
     rows: list[tuple[bytes, bytes]] = []
@@ -133,12 +136,12 @@ def _lift_rows(buffer: generated._UniffiRustBuffer) -> list[tuple[bytes, bytes]]
         value_end = value_at + int.from_bytes(data[key_end:value_at], "big")
         rows.append((data[at + 4 : key_end], data[value_at:value_end]))
         at = value_end + 16  # the row's sequence number and the time it was made
-        at += 9 if data[at] else 1  # the time it expires, if it does
+        at += 9 if data[at] else 1  # the row's time of expiry, if it has one
     return rows
 
 
 def next_rows(iterator: generated.DbIterator, count: int, timeout: float | None) -> list[tuple[bytes, bytes]]:
-    """Up to `count` further keys and values of a scan; fewer mean that it is at its end."""
+    """Returns up to `count` further keys and values of a scan; fewer mean the end of the scan."""
     rows: Coroutine[_Answer, None, list[tuple[bytes, bytes]]] = generated._uniffi_rust_call_async(
         _library.uniffi_slatedb_uniffi_fn_method_dbiterator_next_batch(iterator._uniffi_clone_handle(), count),
         _library.ffi_slatedb_uniffi_rust_future_poll_rust_buffer,
@@ -157,7 +160,7 @@ _GONE = ("not found", "notfound", "no such file", "nosuchkey")
 
 
 def explain(error: sl.Error, name: str) -> PenstockError:
-    """The penstock error for an exception of SlateDB's."""
+    """Returns the penstock error for an exception of SlateDB's."""
     text = str(error)
     if isinstance(error, sl.Error.Closed):
         if error.reason is sl.CloseReason.FENCED:
@@ -187,7 +190,7 @@ def log_moved(error: sl.Error) -> bool:
 
 
 def fenced(name: str, by: str, epoch: int = 0) -> Fenced:
-    """The error of a writer whose journal another one has opened."""
+    """Returns the error of a writer whose journal another writer has opened."""
     return Fenced(
         f"{name} was opened for writing elsewhere, which ended this writer ({by}): nothing more is acknowledged here. "
         "Close this journal; open it again with standby=True to wait for its turn",
@@ -197,7 +200,7 @@ def fenced(name: str, by: str, epoch: int = 0) -> Fenced:
 
 @contextmanager
 def explained(name: str, done: str) -> Iterator[None]:
-    """Turns what SlateDB raises into a penstock error; `done` says what could not be done in time."""
+    """Turns errors of SlateDB into penstock errors; `done` names the operation that did not end in time."""
     try:
         yield
     except sl.Error as error:

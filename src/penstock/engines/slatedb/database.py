@@ -1,4 +1,4 @@
-"""Opening SlateDB: its settings, what of them is ours to decide, and the requests it makes, by cause."""
+"""Opens SlateDB: the settings that penstock chooses, and the number of requests by cause."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from penstock.objects.store import cloud_settings, open_cloud, probe_conditional
 COLLECT_SECONDS = 600.0
 """The seconds between two garbage collections, and the least age of an object that is collected."""
 SNAPSHOT_SECONDS = 900
-"""For how long after a compaction the tables it replaced are kept for snapshots and readers."""
+"""The seconds after a compaction for which the replaced tables are kept for snapshots and readers."""
 
 READER_POLL_MS = 86_400_000
 """The interval at which SlateDB moves a reader's tables by itself. It is as long as SlateDB allows, although SlateDB
@@ -50,22 +50,22 @@ _BYTES = {
     "database": "slatedb.db.l0_flush_bytes",
     "compaction": "slatedb.compactor.bytes_compacted",
 }
-"""Cause → SlateDB's counter of the bytes it has put into the store for it."""
+"""Cause → SlateDB's counter of the bytes that it has put into the store for this cause."""
 _CAUSES = {"db": "database", "compactor": "compaction", "gc": "collection", "reader": "reading"}
 _KINDS = {"list_with_offset": "list", "list_with_delimiter": "list", "get_range": "get", "get_ranges": "get"}
 
 
 def collectable_age(lease: float) -> float:
-    """The least age, in seconds, of what collection removes: many leases.
+    """Returns the least age, in seconds, of an object that collection removes: many lease terms.
 
-    A writer that was stopped, and woken after another had taken over, must find the log's slot it would write next
-    still taken (slatedb issues 352 and 1622): its lease has run out long before that slot could be free again.
+    A stopped writer that wakes after a takeover must find its next log slot still occupied (slatedb issues 352 and
+    1622). Its lease has run out long before this slot could be free again.
     """
     return max(COLLECT_SECONDS, TABLE_LEASES * lease)
 
 
 def open_database(location: ObjectLocation) -> sl.Db:
-    """Opens the database for writing, which ends the writer before."""
+    """Opens the database for writing, which ends the earlier writer."""
     builder = sl.DbBuilder(location.path, location.store)
     builder.with_settings(sl.Settings.from_json_string(_settings(location.options.lease, location.folder is not None)))
     builder.with_sst_block_size(sl.SstBlockSize.BLOCK64_KIB)
@@ -73,7 +73,7 @@ def open_database(location: ObjectLocation) -> sl.Db:
 
 
 def open_reader(location: ObjectLocation, checkpoint: str | None = None) -> sl.DbReader:
-    """The tables of a checkpoint, or the newest ones, standing still and without the log."""
+    """Opens the tables of a checkpoint, or the newest tables. The tables do not move, and the log is not included."""
     builder = sl.DbReaderBuilder(location.path, location.store)
     builder.with_options(
         sl.ReaderOptions(
@@ -96,18 +96,18 @@ def _built(builder: Any, location: ObjectLocation) -> Any:
 
 
 def flush_log(database: sl.Db, timeout: float) -> None:
-    """Puts everything written so far into the log: one PUT."""
+    """Puts everything written so far into the log with one PUT."""
     call(database.flush_with_options(_LOG), timeout)
 
 
 def flush_tables(database: sl.Db, timeout: float | None = None) -> None:
-    """Makes a table of everything written so far, so that opening need not replay the log up to here."""
+    """Makes a table of everything written so far, so that opening need not replay this part of the log."""
     call(database.flush_with_options(_TABLES), timeout)
 
 
 @functools.cache
 def _settings(lease: float, local: bool) -> str:
-    """SlateDB's settings as JSON."""
+    """Returns SlateDB's settings as JSON."""
     settings: dict[str, Any] = json.loads(sl.Settings.default().to_json_string())
     age = _seconds(collectable_age(lease))
     settings |= {
@@ -126,7 +126,7 @@ def _settings(lease: float, local: bool) -> str:
     settings["compactor_options"]["worker"] |= {"compactions_poll_interval": "200ms" if local else "45s"}
     for kind in ("manifest_options", "wal_options", "compacted_options", "compactions_options"):
         settings["garbage_collector_options"][kind] |= {"interval": _seconds(COLLECT_SECONDS), "min_age": age}
-    # The empty objects with which writers fence each other stay for good: they are what a stalled writer must meet.
+    # The empty objects with which writers fence each other are never removed, because a stalled writer must meet them.
     settings["garbage_collector_options"]["wal_fence_options"] = None
     return json.dumps(settings)
 
@@ -136,9 +136,10 @@ def _seconds(value: float) -> str:
 
 
 def count_requests(recorder: sl.DefaultMetricsRecorder) -> dict[str, Counter[str]]:
-    """SlateDB's own requests since it was opened: cause → kind (put, get, head, list, delete, and bytes) → number.
+    """Returns SlateDB's own requests since it was opened: cause → kind (put, get, head, list, delete, and bytes) →
+    number.
 
-    A put of the log is the database's to SlateDB; it is told apart here, because a commit is one.
+    SlateDB counts a put of the log under the database; here it is counted apart, because each commit is such a put.
     """
     found: dict[str, Counter[str]] = {}
     for metric in recorder.metrics_by_name(_COUNT):
@@ -159,9 +160,9 @@ def count_requests(recorder: sl.DefaultMetricsRecorder) -> dict[str, Counter[str
 
 
 def make_batch(view: EngineView, changes: OverlayWrite) -> sl.WriteBatch | None:
-    """The changes of a transaction over a snapshot as one batch; None when there are none."""
+    """Returns the changes of a transaction over a snapshot as one batch; None without changes."""
     batch, count = sl.WriteBatch(), 0
-    for start, stop in changes.ranges:  # SlateDB deletes no ranges: every key in them is looked up
+    for start, stop in changes.ranges:  # SlateDB deletes no ranges: every key of a range is looked up
         for key, _ in view.scan(start, stop):
             if key not in changes.changes:
                 batch.delete(key)
@@ -176,8 +177,8 @@ def make_batch(view: EngineView, changes: OverlayWrite) -> sl.WriteBatch | None:
 
 
 # ── From a url and options to the stores behind it: SlateDB's own, and the buffer's for everything that is not SlateDB'
-# Credentials, regions and endpoints are found as the buffer finds them (`penstock.objects.store`): one place for
-# both. A folder is a store too, for tests and development: SlateDB does not fsync what it writes there.
+# Credentials, regions and endpoints are found as for the buffer (`penstock.objects.store`). A folder is a store too,
+# for tests and development: SlateDB does not fsync files in a folder.
 
 
 _PROVIDERS = {"s3": sl.ObjectStoreType.S3, "gs": sl.ObjectStoreType.GCS, "az": sl.ObjectStoreType.AZURE}
@@ -193,7 +194,10 @@ class ObjectLocation:
     """The location of a journal's objects and the options of their store."""
 
     def __init__(self, url: str, options: ObjectOptions, *, reading: bool = False) -> None:
-        """`url` is s3://…, gs://…, az://…, or the path of a folder. A reader may wait for the whole `timeout`."""
+        """Opens a database; `url` is s3://…, gs://…, az://…, or the path of a folder.
+
+        A reader may wait for the whole `timeout`.
+        """
         self.url = url
         self.options = options
         self.name = url if "://" in url else f"slatedb:{url}"
@@ -216,7 +220,7 @@ class ObjectLocation:
                 f"{shown_url(url).rstrip('/')}/shop"
             )
         self.store = _slatedb_store(parts.scheme, parts.netloc, options.store)
-        # Failures of single requests are the lease's to judge: it knows how much time is left. A reader has none.
+        # The lease judges failures of single requests, because it knows the remaining time. A reader has no lease.
         patience = (options.timeout if reading else min(options.timeout, options.lease)) / 3
         retry: dict[str, object] = {
             "max_retries": 1000 if reading else 2,
@@ -232,12 +236,15 @@ class ObjectLocation:
 
     @functools.cached_property
     def cache(self) -> sl.DbCache:
-        """Memory for the blocks of tables, of a size chosen on purpose."""
+        """The cache for the blocks of tables."""
         return sl.DbCache.new_foyer_cache(sl.FoyerCacheOptions(max_capacity=OBJECT_CACHE_BYTES, shards=4))
 
     @functools.cached_property
     def recorder(self) -> sl.DefaultMetricsRecorder | None:
-        """Counts requests; a folder has none: they cost nothing, and registering counters takes as long as opening."""
+        """The counter of requests.
+
+        A folder has no counter: its requests cost nothing, and registering counters takes as long as opening.
+        """
         return sl.DefaultMetricsRecorder() if self.folder is None else None
 
     def admin(self) -> sl.Admin:
@@ -267,16 +274,16 @@ def check_store(location: ObjectLocation, *, writing: bool, timeout: float, pati
     """Raises an error that says what is wrong with the bucket, the credentials or the endpoint. Proves conditional puts
     when `writing`.
 
-    SlateDB would ask a missing bucket, or one that refuses, again for ever. A store that is late or away is asked again
-    for `timeout` seconds, for a few where no server answers at its address, and without end by a `patient` standby,
-    which waits for another writer's end anyway.
+    SlateDB would retry forever on a bucket that is missing or refuses access. Here an unresponsive store is asked again
+    for `timeout` seconds, and only for a few seconds when no server answers at its address. A `patient` standby asks
+    without end, because it waits for another writer's end anyway.
     """
     if isinstance(location.objects, FolderStore):
         return
     begun, warned = time.monotonic(), False
     while True:
         try:
-            # An object of a bucket that is not there is None too; listing it tells.
+            # An object of a missing bucket is None too; listing the bucket tells the difference.
             if location.objects.read(LEASE_PATH) is None:
                 next(location.objects.list("manifest"), None)
             if writing:

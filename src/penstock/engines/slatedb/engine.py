@@ -1,11 +1,11 @@
 """The engine of a journal in an object store, for one writing process and readers anywhere.
 
 A write transaction is an overlay that becomes one batch and one forced flush of SlateDB's log: one PUT. It is
-acknowledged when the object store has it and the lease is known to be held still. Reads of the writing process see the
-state after the last acknowledged commit, so no reader acts on what is not durable. `durability="process"` means `disk`
-here, because what is not in the object store is in this process's memory. A relaxed commit (`sync=False`) is seen here
-at once, and goes into the object store with the next commit, or after a second; one that others are told of (`keep`),
-as a delivery is, waits like any other.
+acknowledged when the object store has it and the lease is known to be still held. Reads of the writing process see the
+state after the last acknowledged commit, so no reader acts on data that is not durable. `durability="process"` means
+`disk` here, because data outside the object store is only in this process's memory. A relaxed commit (`sync=False`) is
+visible in this process at once, and goes into the object store with the next commit, or after a second. A relaxed
+commit that others are told of (`keep`), such as a delivery, waits like any other commit.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ log = logging.getLogger("penstock.engine.slatedb")
 
 
 class SlatedbEngine(BatchEngine, ObjectEngine):
-    """A store in S3, Google Cloud Storage or Azure, or in a folder: for tests, since nothing is fsynced there."""
+    """A store in S3, Google Cloud Storage or Azure. A folder is for tests only, because nothing is fsynced there."""
 
     shared: ClassVar[bool] = False
 
@@ -84,7 +84,7 @@ class SlatedbEngine(BatchEngine, ObjectEngine):
         self._in_doubt = False
         self._broken: PenstockError | None = None
         self._version = 0
-        self._logged = max(0, TABLE_COMMITS - 16)  # opening replays up to as many objects: a table soon
+        self._logged = max(0, TABLE_COMMITS - 16)  # opening replays up to as many objects, so a table is due soon
         self._relaxed_since, self._newest = 0.0, 0
         self._tabling: threading.Thread | None = None
         self._tabled = float("-inf")
@@ -162,7 +162,7 @@ class SlatedbEngine(BatchEngine, ObjectEngine):
         begun = time.monotonic()
         if self._follower is None:
             return HeldRead(self, begun, self._view)
-        reading = HeldRead(self, begun, self._follower.view())  # which finds another store in the place of this one
+        reading = HeldRead(self, begun, self._follower.view())  # this finds another store in the place of this store
         self._check_files()
         return reading
 
@@ -177,8 +177,8 @@ class SlatedbEngine(BatchEngine, ObjectEngine):
         return self._view, self._foreign
 
     def _check_writer(self) -> None:
-        """Raises what ended this writer, if anything has."""
-        self._check_files()  # else what is put into a folder that was removed would make it again
+        """Raises the error that ended this writer, if there is one."""
+        self._check_files()  # else a put would make a removed folder again
         if self._broken is None and self._lease is not None:
             try:
                 self._lease.check()
@@ -188,7 +188,9 @@ class SlatedbEngine(BatchEngine, ObjectEngine):
             raise self._broken
 
     def _resolve_doubt(self) -> None:
-        """After a commit whose outcome is not known: waits until it is in the object store, like everything before."""
+        """Waits, after a commit with an unknown outcome, until this commit and everything before it are in the
+        object store.
+        """
         if not self._in_doubt:
             return
         try:
@@ -214,7 +216,7 @@ class SlatedbEngine(BatchEngine, ObjectEngine):
             self._foreign = False
             return
         assert self._database is not None
-        self._in_doubt = True  # until every step has ended well; an interrupt may come between any two
+        self._in_doubt = True  # until every step has succeeded; an interrupt may arrive between any two steps
         self._foreign = True
         try:
             if batch is not None:
@@ -226,7 +228,7 @@ class SlatedbEngine(BatchEngine, ObjectEngine):
                 self._put_log(deadline)
             self._take_snapshot()
         except (sl.Error, Fenced) as error:
-            # SlateDB may have put the batch into the log before it failed, and puts what it has there at any time.
+            # SlateDB may have put the batch into the log before the failure, and may put pending data at any time.
             self._broken = explain(error, self._name) if isinstance(error, sl.Error) else error
             raise OutcomeUnknown(
                 f"whether this commit is kept is not known, because the writer ended meanwhile: {self._broken}"
@@ -254,7 +256,10 @@ class SlatedbEngine(BatchEngine, ObjectEngine):
             raise TimedOut(f"the lease could not be renewed within {self._timeout:g} s")
 
     def _make_table_of_long_log(self) -> None:
-        """Writers that are all killed before their first table must not leave an ever longer log to replay."""
+        """Makes a table of a long log.
+
+        Otherwise, writers that are all killed before their first table would leave an ever longer log to replay.
+        """
         try:
             if log_is_long(self._location):
                 self._make_table()
@@ -283,12 +288,12 @@ class SlatedbEngine(BatchEngine, ObjectEngine):
 
     def _flush(self) -> None:
         with self.write():
-            pass  # an empty transaction takes along what relaxed ones left behind
+            pass  # an empty transaction writes the pending relaxed commits
 
     def reclaim(self) -> None:
-        """Merges everything into one sorted run; the tables it replaces are collected once no snapshot needs them.
+        """Merges everything into one sorted run; the replaced tables are collected once no snapshot needs them.
 
-        Tables that only deleted backups needed are released, too.
+        Tables that only deleted backups needed are released too.
         """
         self._check_writable()
         assert self._database is not None
@@ -298,13 +303,13 @@ class SlatedbEngine(BatchEngine, ObjectEngine):
             compact(self._location, self._database)
 
     def writer(self) -> str | None:
-        """Who holds the lease, or held it last without giving it back."""
+        """Returns who holds the lease, or who held it last without releasing it."""
         self._check_usable()
         holder = read_lease(self._location.objects, self._name)
         return None if holder is None or holder.released else holder.who()
 
     def requests(self) -> dict[str, dict[str, int]]:
-        """Requests to the object store since it was opened: cause → kind → number; nothing for a folder.
+        """Returns the requests to the object store since it was opened: cause → kind → number; empty for a folder.
 
         Causes are log (commits), database (tables, opening, reading), compaction, collection, lease, following.
         """
@@ -322,7 +327,7 @@ class SlatedbEngine(BatchEngine, ObjectEngine):
         return found
 
     def size(self) -> int:
-        """Bytes of all objects, also of those that wait for collection."""
+        """Returns the bytes of all objects, including objects that wait for collection."""
         self._check_usable()
         return sum(size for _, size in self._location.objects.sizes())
 
@@ -338,7 +343,7 @@ class SlatedbEngine(BatchEngine, ObjectEngine):
     def unstored_seconds(self) -> float:
         if self._database is None or self._closed or not self._unflushed:
             return 0.0
-        if self._database.status().durable_seq >= self._newest:  # SlateDB has put it into the log by itself
+        if self._database.status().durable_seq >= self._newest:  # SlateDB has put the commit into the log by itself
             return 0.0
         return time.monotonic() - self._relaxed_since
 
@@ -350,8 +355,8 @@ class SlatedbEngine(BatchEngine, ObjectEngine):
     def backup(self, destination: str | os.PathLike[str]) -> None:
         """Writes a copy into a folder; or, given a url in the same bucket, makes a store there.
 
-        The writer makes it of the same tables, without copying them; a reader, which cannot have the log made into a
-        table, copies every row, of everything that was stored when it was asked to.
+        The writer makes the copy from the same tables, without copying them. A reader cannot make a table of the log,
+        so it copies every row that was stored at the time of the call.
         """
         self.catch_up()
         if isinstance(destination, str) and "://" in destination:
@@ -373,7 +378,7 @@ class SlatedbEngine(BatchEngine, ObjectEngine):
             return
         with explained(self._name, "backed up"):
             with self.write():
-                pass  # everything acknowledged so far is written, and what relaxed commits left behind is in the log
+                pass  # everything acknowledged is written, and the pending relaxed commits are in the log
             assert self._database is not None
             flush_tables(self._database, self._timeout)
             clone(self._location, target)
@@ -395,7 +400,10 @@ class SlatedbEngine(BatchEngine, ObjectEngine):
         self._shut_down(patient=True)
 
     def _shut_down(self, *, patient: bool) -> None:
-        """Closes the database and gives the lease back; what was acknowledged is safe without the store too."""
+        """Closes the database and releases the lease.
+
+        Acknowledged commits are safe even when the store does not answer.
+        """
         failed: BaseException | None = None
         try:
             if self._follower is not None:
@@ -403,8 +411,8 @@ class SlatedbEngine(BatchEngine, ObjectEngine):
             if self._database is not None:
                 call(self._database.shutdown(), self._timeout if patient else 1.0)
         except sl.Error as error:
-            # A writer that was replaced has nothing left to lose: what it acknowledged is the other one's now. SlateDB
-            # says that it was fenced, or, where it found out by itself before, that it is closed.
+            # A replaced writer has nothing left to lose: the other writer has its acknowledged commits. SlateDB reports
+            # that it was fenced, or, where it found this out earlier, that it is closed.
             replaced = isinstance(explain(error, self._name), Fenced | Closed)
             failed = error if self._broken is None and patient and not replaced else None
         except TimedOut as error:
@@ -429,11 +437,13 @@ BACKUPS = "penstock/backups"
 
 
 class _Backup(msgspec.Struct):
-    """A backup of the same tables: where it is, and the checkpoints that keep them: the databases' paths and ids."""
+    """A backup of the same tables: its place, and the checkpoints that keep the tables, as paths and ids of
+    databases.
+    """
 
     url: str
     checkpoints: list[tuple[str, str]]
-    """Empty while the backup is being made, and after a kill amid that."""
+    """Empty while the backup is being made, and after a kill during that time."""
     begun_ms: int = 0
 
 
@@ -472,10 +482,12 @@ def backup_location(source: ObjectLocation, destination: str) -> ObjectLocation:
 
 
 def clone(source: ObjectLocation, target: ObjectLocation) -> None:
-    """Makes a store at `target` of the tables at `source`, which are not copied: a checkpoint there keeps them.
+    """Makes a store at `target` from the tables at `source`.
 
-    The log is not part of it, so the writer makes a table of it first. It is noted before it is made: a process that
-    is killed in between leaves a note from which `release_deleted` finds the checkpoint.
+    The tables are not copied; a checkpoint at `source` keeps them.
+
+    The log is not part of the clone, so the writer first makes a table of the log. The backup is noted before it is
+    made: a process that is killed in between leaves a note from which `release_deleted` finds the checkpoint.
     """
     note = f"{BACKUPS}/{uuid.uuid4().hex}"
     record = _Backup(target.url, [], int(time.time() * 1000))
@@ -488,7 +500,7 @@ def clone(source: ObjectLocation, target: ObjectLocation) -> None:
 
 
 def _complete(source: ObjectLocation, note: str, record: _Backup, target: ObjectLocation) -> None:
-    """Notes the checkpoints that keep a backup's tables; its own first manifest names them."""
+    """Notes the checkpoints that keep a backup's tables; the backup's own first manifest names them."""
     made = call(target.admin().read_manifest(None), source.options.timeout)
     held = [] if made is None else [(one.path, one.final_checkpoint_id) for one in made.external_dbs]
     record.checkpoints = [(path, id) for path, id in held if id is not None]
@@ -512,12 +524,12 @@ def release_deleted(location: ObjectLocation) -> None:
                 _complete(location, path, record, ObjectLocation(record.url, options))
             continue
         if not record.checkpoints and time.time() * 1000 - record.begun_ms < collectable_age(options.lease) * 1000:
-            continue  # it may be about to be made
+            continue  # the backup may be about to be made
         for held, checkpoint in record.checkpoints:
             try:
                 call(sl.AdminBuilder(held, location.store).build().delete_checkpoint(checkpoint), options.timeout)
             except sl.Error.Unavailable:
-                raise  # the store's bad day: the note stays for the next time
+                raise  # the store failed: the note stays for the next attempt
             except sl.Error as error:
                 log.info("the checkpoint of a deleted backup in %s is gone already: %s", held, error)
         location.objects.delete([path])
@@ -538,14 +550,14 @@ UNFINISHED = b"penstock slatedb backup, unfinished"
 
 
 def put_format(database: sl.Db, format: bytes, timeout: float) -> None:
-    """Writes into a database, durably, what it holds."""
+    """Writes into a database, durably, the format of its contents."""
     call(database.put(FORMAT_KEY, format), timeout)
     flush_log(database, timeout)
 
 
 @contextmanager
 def unfinished(database: sl.Db, timeout: float) -> Iterator[None]:
-    """Marks a database as unfinished until the block ends: a copy that is cut off cannot be opened as a store."""
+    """Marks a database as unfinished until the block ends, so that an interrupted copy cannot be opened as a store."""
     put_format(database, UNFINISHED, timeout)
     yield
     put_format(database, FORMAT, timeout)

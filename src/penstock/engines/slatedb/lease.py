@@ -1,10 +1,10 @@
-"""The lease that keeps a journal to one writer: an object replaced by conditional puts, which says who holds it.
+"""The lease that gives a journal one writer: an object that names its holder and is replaced by conditional puts.
 
-The holder renews it after about half its term. A newcomer compares no clocks: it watches, by its own, whether the
-object changes for a whole term, and only then replaces it. The holder counts its term from before the put that renewed
-it and stops acknowledging a tenth earlier, so it has stopped before another writer can have taken over, however long
-the put took. A put whose answer was lost is found again by its number (`nonce`). SlateDB's own fence makes a takeover
-certain; the lease makes sure that there is none by accident.
+The holder renews the lease after about half its term. A newcomer compares no clocks: by its own clock, it watches the
+object for a whole term, and replaces it only when it has not changed. The holder counts its term from before the put
+that renewed the lease, and stops acknowledging a tenth earlier. So it has stopped before another writer can have taken
+over, however long the put took. A put whose answer was lost is recognised by its number (`nonce`). SlateDB's own fence
+makes a takeover certain; the lease prevents an accidental takeover.
 """
 
 from __future__ import annotations
@@ -38,17 +38,17 @@ RENEW_AT = 0.6
 LATE_AT = 0.75
 """The part of a lease's term after which a newcomer expects to take the lease over."""
 RETRIES = 12
-"""Into how many pauses a term is divided when renewing fails, or when a newcomer watches."""
+"""The number of pauses in a term when renewing fails, or when a newcomer watches."""
 
 
 def machine_seconds() -> float:
-    """Seconds that also pass while the machine sleeps."""
+    """Returns the seconds of a clock that also runs while the machine sleeps."""
     clock = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
     return time.clock_gettime(clock)
 
 
 class LeaseRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """The lease object: who writes, since when, and for how long after each renewal."""
+    """The lease object: the writer, the time since which it writes, and the term after each renewal."""
 
     owner: str
     host: str
@@ -62,7 +62,7 @@ class LeaseRecord(msgspec.Struct, frozen=True, kw_only=True):
     released: bool = False
     beat: int = 0
     nonce: str = ""
-    """Another one in every put; the last field, where a store that compares endings looks."""
+    """A new number in every put. It is the last field, for stores that compare only the last bytes."""
 
     def who(self) -> str:
         try:
@@ -131,11 +131,11 @@ class WriterLease:
         timeout: float,
         meanwhile: Callable[[], object] = lambda: None,
     ) -> None:
-        """Takes the lease, or raises `Locked`; `standby` waits for it, `takeover` takes it from a holder that lives.
+        """Takes the lease, or raises `Locked`. `standby` waits for the lease; `takeover` takes it from a living holder.
 
         `meanwhile` is called, and must return at once, when a wait begins and when its holder is late in renewing.
         """
-        # Before the first put: another thread of this process that waits would take it for a lease left behind.
+        # Set before the first put: another waiting thread of this process would treat the lease as abandoned.
         _held_here.add(self._record.owner)
         try:
             self._wait_and_put(takeover, standby, timeout, meanwhile)
@@ -154,7 +154,7 @@ class WriterLease:
                 found = self._store.read(LEASE_PATH, seen)
                 holder = None if found is None else _decode(found, self._name)
                 if found is None or holder is None or holder.owner == self._record.owner:
-                    # No writer's, or this one's: the answer to an earlier put was lost.
+                    # No writer holds the lease, or this writer does: the answer to an earlier put was lost.
                     if self._put(found.version if found else None, holder.epoch if holder else 1):
                         break
                     continue
@@ -191,7 +191,7 @@ class WriterLease:
         self._thread.start()
 
     def _put(self, version: Version | None, epoch: int) -> bool:
-        """Replaces the lease object by this writer's; False when another one was faster."""
+        """Replaces the lease object by this writer's object; returns False when another writer was faster."""
         self._record = msgspec.structs.replace(
             self._record, epoch=epoch, since_ms=int(time.time() * 1000), nonce=secrets.token_hex(8)
         )
@@ -206,7 +206,7 @@ class WriterLease:
         return True
 
     def _reread(self) -> LeaseRecord | None:
-        """The lease object as it is, if it is one of this writer's puts: then its version is taken over too."""
+        """Returns the current lease object if this writer put it; its version is then taken over too."""
         found = self._store.read(LEASE_PATH)
         record = None if found is None else _decode(found, self._name)
         if found is None or record is None or record.owner != self._record.owner:
@@ -228,7 +228,10 @@ class WriterLease:
             pause = self.beat()
 
     def beat(self) -> float | None:
-        """Renews the lease once; after how many seconds to do it again, or None when it is another writer's."""
+        """Renews the lease once.
+
+        Returns the seconds until the next renewal, or None when the lease belongs to another writer.
+        """
         begun = self._clock()
         self._record = msgspec.structs.replace(self._record, beat=self._record.beat + 1, nonce=secrets.token_hex(8))
         try:
@@ -248,12 +251,15 @@ class WriterLease:
         return self._record.seconds * RENEW_AT
 
     def _renew_once(self) -> bool | None:
-        """True when the lease is renewed, False when it has to be tried again, None when it is another writer's."""
+        """Returns True when the lease is renewed, False when another attempt is needed, None when it belongs to
+        another writer.
+        """
         try:
             self._version = self._store.put_if(LEASE_PATH, msgspec.json.encode(self._record), self._version)
         except VersionConflict:
             found = self._reread()
-            # An earlier put whose answer was lost also makes a conflict; it says nothing about the time since.
+            # An earlier put whose answer was lost also makes a conflict; such a put proves nothing about the time
+            # since.
             return None if found is None else found.nonce == self._record.nonce
         return True
 
@@ -279,7 +285,7 @@ class WriterLease:
         return self._lost is not None
 
     def check(self) -> None:
-        """`Fenced` when another writer has taken the lease."""
+        """Raises `Fenced` when another writer has taken the lease."""
         if self._lost is not None:
             raise self._lost
 
@@ -289,7 +295,9 @@ class WriterLease:
         return self._lost is None and self._clock() < self._good_until
 
     def confirm(self, timeout: float) -> bool:
-        """True once the lease is known to be held still, False when that cannot be known in time; or `Fenced`."""
+        """Returns True once the lease is known to be still held, False when this cannot be known in time; raises
+        `Fenced` when it is lost.
+        """
         if self.holds:
             return True
         with self._changed:
@@ -298,7 +306,10 @@ class WriterLease:
         return self.holds
 
     def release(self) -> None:
-        """Stops renewing and says that the writer is gone; without the store, the lease runs out by itself."""
+        """Stops renewing and notes in the lease that the writer is gone.
+
+        If the store does not answer, the lease runs out by itself.
+        """
         _held_here.discard(self._record.owner)
         self._ending.set()
         if self._thread is not None and self._thread is not threading.current_thread():
@@ -308,7 +319,7 @@ class WriterLease:
         self._record = msgspec.structs.replace(self._record, released=True, nonce=secrets.token_hex(8))
         try:
             renewed = self._renew_once()
-            if renewed is False:  # an earlier put arrived though its answer was lost: its version is known now
+            if renewed is False:  # an earlier put arrived although its answer was lost: its version is known now
                 renewed = self._renew_once()
             if renewed is None:
                 log.info("the lease of %s is another writer's already", self._name)
@@ -317,7 +328,7 @@ class WriterLease:
 
 
 def read_lease(store: LeaseStore, name: str) -> LeaseRecord | None:
-    """Who holds the lease of a journal, or held it last; None when there has been no writer."""
+    """Returns the holder of a journal's lease, or the last holder; None when there has been no writer."""
     found = store.read(LEASE_PATH)
     return None if found is None else _decode(found, name)
 
@@ -357,36 +368,37 @@ def _state_here(holder: LeaseRecord) -> str | None:
     on this system."""
     if not holder.system or holder.system != _system():
         return None
-    if holder.pid == os.getpid():  # not held: opening failed half-way, or a forked child's parent was this one
+    if holder.pid == os.getpid():  # not held: opening failed half-way, or this process is the parent of a forked child
         return "R" if holder.owner in _held_here else ""
     now = process_stat(holder.pid)
     return now[0] if now and now[0] not in "ZX" and now[19] == holder.started else ""
 
 
 # ── A lease in a folder: conditional puts without a lock, which a stopped process would keep ──
-# Every version of an object is a file of its own, `lease.7`; the one with the highest number counts. To replace version
-# 7 is to link `lease.8`, which the file system lets one process do. Old versions are removed later; a process that
-# slept until its number was free again finds a higher one beside it, and takes its own back.
+# Every version of an object is a file of its own, such as `lease.7`; the file with the highest number counts. A process
+# replaces version 7 by linking `lease.8`, which the file system allows one process only. Old versions are removed
+# later. A process that slept until its number was free again finds a higher number beside its file, and removes its own
+# file.
 
 
 KEPT = 8
-"""Old versions that stay, so that readers seldom find the one they are about to read gone."""
+"""The number of old versions that stay, so that readers seldom find their version removed."""
 
 
 class FolderStore:
-    """The objects of a journal in a folder that are not SlateDB's own: the lease."""
+    """The objects of a journal in a folder that do not belong to SlateDB: the lease."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
     def read(self, path: str, known: Stored | None = None) -> Stored | None:
-        """The newest version of an object, or None; `known` itself when it still is that."""
+        """Returns the newest version of an object, or None; returns `known` itself when it is still the newest."""
         target = self._folder / path
         try:
             while (newest := _newest(target)) is not None:
                 if known is not None and known.version == newest:
                     return known
-                with suppress(FileNotFoundError):  # replaced, and removed, since it was listed
+                with suppress(FileNotFoundError):  # the file was replaced and removed since the listing
                     return Stored(_file(target, newest).read_bytes(), newest)
         except OSError as error:
             raise StorageError(f"{target} cannot be read: {error}", retryable=True) from error
@@ -423,7 +435,7 @@ class FolderStore:
         return (self._folder / path).exists()
 
     def sizes(self) -> Iterator[tuple[str, int]]:
-        """Every file in the folder, however deep, and its bytes."""
+        """Yields every file in the folder, at any depth, with its size."""
         for folder, _, names in os.walk(self._folder):
             for name in names:
                 with suppress(FileNotFoundError):  # removed meanwhile

@@ -1,13 +1,14 @@
-"""The reading side of a journal that another process writes: tables that stand still, the log's newest rows over them.
+"""The reader of a journal that another process writes: fixed tables, with the log's newest rows over them.
 
-SlateDB's reader has no snapshots, and opening one at every change would read the log again each time. So the tables
-are opened once, and every further object of the log is read once, into a sorted map whose snapshots cost nothing. When
-the map has grown, or the tables are old enough for collection to come near, newer tables are opened under it, and the
-rows they hold leave the map. What is read is always the state after some commit, all of it in the object store.
+SlateDB's reader has no snapshots, and opening a reader at every change would read the log again each time. So the
+tables are opened once, and every further object of the log is read once, into a sorted map whose snapshots cost
+nothing. When the map has grown, or the tables will soon be collected, newer tables are opened under the map, and their
+rows leave the map. A read always shows the state after a commit, all of it in the object store.
 
-Tables stand still for good only with a checkpoint, which has to be written: one is made in a folder, where that costs
-little, and where `hold` asks for it. Without one SlateDB's reader looks for newer tables once more right after it was
-opened, and a moment later on a busy machine. A view that this would show a newer commit's rows says so instead.
+Tables stay fixed only with a checkpoint, which has to be written. The reader makes a checkpoint in a folder, where it
+costs little, and where `hold` asks for it. Without a checkpoint SlateDB's reader looks for newer tables once more right
+after it was opened, or a moment later on a busy machine. A view that would then show rows of a newer commit raises an
+error.
 """
 
 from __future__ import annotations
@@ -42,15 +43,17 @@ RENEW_SECONDS = SNAPSHOT_SECONDS / 3
 HOLD_TIMEOUT = 5.0
 """The seconds that a reader waits for a checkpoint before it goes on without a checkpoint."""
 CALM_SECONDS = FOLLOW_IDLE_SECONDS
-"""For how long a log has not grown before its next growth makes the reader check that the store is the same one still.
+"""The seconds without growth of the log after which its next growth makes the reader check that the store is still the
+same store.
 
-A store that was deleted and made anew has no log as long as the old one so soon; a busy one costs no more requests.
+A new store in the place of a deleted store does not have a log as long as the old log so soon, and a busy store costs
+no further requests.
 """
 LOG_PATH = "wal/{:020d}.sst"
 LOG_FETCHES = 8
 """The most objects of the log that are fetched at once. No more are fetched than there are.
 
-SlateDB looks for as many behind the newest one in vain, with three requests each.
+SlateDB looks for as many objects behind the newest object in vain, with three requests each.
 """
 _ROW_OVERHEAD = 120
 
@@ -87,7 +90,7 @@ class Follower:
         self._held = 0
         self._newest = 0
         self._writer = (0, "")
-        """The last writer that is known: how many there were before it, and which one it is."""
+        """The last known writer: its number and its name."""
         self._grown = float("-inf")
         self.replaced: ConfigError | None = None
         """The error to raise once another store has replaced this store."""
@@ -108,15 +111,16 @@ class Follower:
             self._read_log()
 
     def view(self) -> LayeredView:
-        """The newest state known, which is at most a pause old."""
+        """Returns the newest known state, which is at most one pause old."""
         self.refresh()
         return self._view
 
     def refresh(self, *, at_once: bool = False) -> None:
-        """Reads what the log has gained, unless the last look was a moment ago.
+        """Reads new objects of the log, unless the last look was a moment ago.
 
-        While another thread looks, what is known is taken, unless it is old, after a time without reads: then this
-        thread waits for that look. `at_once` looks in any case, and makes sure that the store is the same one still.
+        While another thread looks, this thread takes the known state. After a time without reads the known state is
+        old, and this thread waits for the other look. `at_once` looks in any case, and checks that the store is still
+        the same store.
         """
         asked = time.monotonic()
         now = at_once or self._location.folder is not None or self._is_ahead()
@@ -128,7 +132,7 @@ class Follower:
         try:
             if at_once or (self._seen < asked and (now or not self._has_looked())):
                 self._refresh_now(at_once)
-            elif self._failed is not None:  # the look that was waited for
+            elif self._failed is not None:  # the look that this thread waited for
                 raise self._failed.with_traceback(None)
         finally:
             self._lock.release()
@@ -182,13 +186,13 @@ class Follower:
             self._read_log()
 
     def _check_same(self) -> None:
-        """ConfigError when the store was deleted and another made in its place: their rows must not be mixed.
+        """Raises ConfigError when the store was deleted and another made in its place: their rows must not be mixed.
 
-        Writers are counted, and each has a name of its own; another store counts from 1 again.
+        Each writer has a number and a name of its own; another store counts from 1 again.
         """
         try:
             lease = read_lease(self._location.objects, self._name)
-        except Corrupt:  # the next writer's trouble
+        except Corrupt:  # the next writer handles it
             return
         if lease is None:
             return
@@ -207,7 +211,10 @@ class Follower:
         return reader is not None and self._checkpoint is None and commits_in(reader) > self._newest
 
     def _open_tables(self, manifest: sl.VersionedManifest) -> None:
-        """Opens the newest tables; they hold every commit up to a number, and rows up to it leave the map."""
+        """Opens the newest tables.
+
+        They hold every commit up to a number, and the rows of these commits leave the map.
+        """
         checkpoint, manifest = self._make_checkpoint(manifest)
         reader = open_reader(self._location, checkpoint)
         self._held = commits_in(reader)
@@ -220,14 +227,16 @@ class Follower:
         for key, (value, commit) in rows.scan(b"", END):
             if commit > self._held:
                 self._put(key, value, commit)
-        # Read before the tables were opened, so no object behind it can be missing from both.
+        # Read before the tables were opened, so no later object can be missing from both.
         self._applied = max(self._applied, manifest.replay_after_wal_id)
         self._manifest = manifest.id
         self._based = self._manifest_read = time.monotonic()
         self._publish()
 
     def _make_checkpoint(self, manifest: sl.VersionedManifest) -> tuple[str | None, sl.VersionedManifest]:
-        """A checkpoint with this process's name that keeps the newest tables for a while, and its manifest."""
+        """Makes a checkpoint with this process's name, which keeps the newest tables for a while, and returns it
+        with its manifest.
+        """
         hold = self._location.options.hold
         seconds = hold or (SNAPSHOT_SECONDS if self._location.folder is not None else 0)
         if not seconds:
@@ -252,10 +261,11 @@ class Follower:
             log.info("a checkpoint of %s expires by itself: %s", self._name, error)
 
     def _read_log(self) -> bool:
-        """Takes in every object the log has gained; each one whole, so that no reader sees half a commit.
+        """Reads every new object of the log, each as a whole, so that no reader sees half a commit.
 
-        It stops at the end that was found when it began: beside a busy writer there is always one more. Most of what
-        has gathered while it was away is in tables by now, and is taken from there: a writer may be faster than this.
+        It stops at the end that it found at its beginning, because beside a busy writer there is always one more
+        object. Most objects that appeared since the last look are in tables by now, and are read from there, because a
+        writer may be faster than this reader.
         """
         end = self._find_end()
         if end == self._applied:
@@ -291,7 +301,10 @@ class Follower:
         return grown
 
     def _find_end(self) -> int:
-        """The log's last object now: looks at doubled distances until there is none, then halves what is between."""
+        """Returns the log's last object.
+
+        Looks at doubled distances until an object is missing, then halves the distance.
+        """
         last, none = self._applied, self._applied + 1
         while self._exists(none):
             last, none = none, 2 * none - self._applied
@@ -343,7 +356,7 @@ FETCH_BYTES = 1 << 20
 """The most bytes of a call to SlateDB, once a scan has shown that it continues."""
 FETCH_ROWS = 512
 AHEAD_BYTES = 1 << 20
-"""Bytes after which a scan is taken for a long one, whose next rows are fetched before they are asked for."""
+"""The bytes after which a scan counts as long; its next rows are fetched ahead."""
 AHEAD_FETCHES = 2
 READ_AHEAD_BYTES = 2 << 20
 READ_AHEAD_TASKS = 4
@@ -365,7 +378,7 @@ Rows = list[tuple[bytes, bytes]]
 
 
 class _Fetch:
-    """The next rows of a scan: few at first, for most scans end soon, then as many as make a call worth it."""
+    """The next rows of a scan: few at first, because most scans end soon, then enough to make a call worthwhile."""
 
     __slots__ = ("_iterator", "_timeout", "_wanted", "over", "size")
 
@@ -375,7 +388,7 @@ class _Fetch:
         self._wanted = 2
         self.over = False
         self.size = 0
-        """Bytes of values so far."""
+        """The bytes of values so far."""
 
     def __call__(self) -> Rows:
         if self.over:
@@ -392,9 +405,9 @@ class _Fetch:
 
 
 def _fetched_ahead(fetch: _Fetch) -> Iterator[tuple[bytes, bytes]]:
-    """The rest of a long scan: a thread fetches the next rows while the caller works on the ones before.
+    """Yields the rest of a long scan: a thread fetches the next rows while the caller works on the earlier rows.
 
-    Waiting for SlateDB needs no interpreter, so the two go on beside each other.
+    Waiting for SlateDB needs no interpreter, so both run in parallel.
     """
     thread = ThreadPoolExecutor(1, "penstock-scan")
     try:
@@ -407,7 +420,7 @@ def _fetched_ahead(fetch: _Fetch) -> Iterator[tuple[bytes, bytes]]:
 
 
 class SlatedbView:
-    """get and scan over one of SlateDB's sources that stands still: a DbSnapshot or a DbReader."""
+    """A view with get and scan over a fixed source of SlateDB: a DbSnapshot or a DbReader."""
 
     __slots__ = ("__weakref__", "_name", "_timeout", "source")
 
@@ -417,7 +430,7 @@ class SlatedbView:
         self._timeout = timeout
 
     def get(self, key: bytes) -> bytes | None:
-        if not key:  # SlateDB takes that for a mistake; no key is empty
+        if not key:  # SlateDB refuses an empty key; no stored key is empty
             return None
         with explained(self._name, "read"):
             return call(self.source.get(key), self._timeout)  # type: ignore[no-any-return]
@@ -436,7 +449,7 @@ class SlatedbView:
                 yield from _fetched_ahead(fetch)
 
     def check_has_not_passed(self, newest: int) -> None:
-        """Raises when the tables have moved on by themselves to commits that a view is not to show."""
+        """Raises an error when the tables have moved by themselves to commits that a view must not show."""
         if commits_in(self.source) > newest:
             raise StorageError(
                 f"{self._name} was written to while it was opened, and what was read is neither its state before nor "
@@ -446,9 +459,10 @@ class SlatedbView:
 
 
 class LayeredView:
-    """A view that shows the log's newest rows before those of the tables.
+    """A view that shows the log's newest rows before the rows of the tables.
 
-    Where the tables may move, `newest` is the last commit that is shown; a read that they have made newer raises.
+    Where the tables may move, `newest` is the last visible commit; a read raises an error when the tables have become
+    newer.
     """
 
     __slots__ = ("__weakref__", "_base", "_newest", "_rows")
@@ -473,7 +487,10 @@ class LayeredView:
         yield from laid_over(below, above, reverse=reverse)
 
     def _checked(self, below: Iterator[tuple[bytes, bytes]]) -> Iterator[tuple[bytes, bytes]]:
-        """A scan reads one state of the tables, that of its beginning: to ask after the first row is enough."""
+        """Yields the rows of a scan.
+
+        A scan reads one state of the tables, the state at its beginning, so a check after the first row is enough.
+        """
         first = next(below, None)
         self._check()
         if first is not None:
@@ -486,7 +503,10 @@ class LayeredView:
 
 
 def commits_in(reader: sl.DbReader) -> int:
-    """The number of the last commit that the tables hold. SlateDB raises it before a read can see newer ones."""
+    """Returns the number of the last commit that the tables hold.
+
+    SlateDB raises it before a read can see newer ones.
+    """
     return reader.status().durable_seq  # type: ignore[no-any-return]
 
 
@@ -496,7 +516,7 @@ def commits_in(reader: sl.DbReader) -> int:
 def warm_up(location: ObjectLocation) -> None:
     """Starts a thread that reads the indexes, first and last blocks of the newest tables into the cache, for opening.
 
-    Connections to the store are made by that, too. A table that is made afterwards is not in it: no harm is done.
+    This also opens connections to the store. A later table is not in the cache, which does no harm.
     """
     threading.Thread(target=_warm_up, args=(location,), name="penstock-warm", daemon=True).start()
 

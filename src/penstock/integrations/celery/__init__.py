@@ -9,8 +9,8 @@
     waiting     one wait for several queues, and the renewal of leases
     results     the results of tasks, and the counts of chords
 
-Importing this package makes the scheme `penstock` known. A queue of Celery's is a queue of the journal, under its own
-name where a journal allows that. A message is an event that SQL and Spark can read: its kind is the task's name.
+The import of this package registers the scheme `penstock`. A queue of Celery is a queue of the journal; it has the same
+name if a journal allows that name. A message is an event that SQL and Spark can read: its kind is the task's name.
 """
 
 from penstock.integrations import needed_for
@@ -21,11 +21,11 @@ with needed_for("celery"):
 
 SCHEME = "penstock"
 
-for scheme in (SCHEME, f"{SCHEME}+http", f"{SCHEME}+https"):  # kombu asks for the last two when it changes brokers
+for scheme in (SCHEME, f"{SCHEME}+http", f"{SCHEME}+https"):  # kombu requests the last two when it changes brokers
     TRANSPORT_ALIASES[scheme] = "penstock.integrations.celery.transport:PenstockTransport"
 BACKEND_ALIASES[SCHEME] = "penstock.integrations.celery.results:PenstockBackend"
 
 
 def place_of(url: str) -> str:
-    """The place that `penstock.open` takes: the path of penstock:///var/shop.db, the url of penstock+http://…."""
+    """Returns the place for `penstock.open`: the path in penstock:///var/shop.db, or the url in penstock+http://…."""
     return url.removeprefix(f"{SCHEME}+").removeprefix(f"{SCHEME}://")

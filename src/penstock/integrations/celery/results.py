@@ -1,6 +1,6 @@
-"""The results of Celery's tasks: the newest event of a task's key says how the task is.
+"""The results of Celery's tasks: the newest event of a task's key has the task's state.
 
-Counts of chords are kept so that a part that runs twice counts once.
+The counts of chords are stored so that a part that runs twice counts once.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class PenstockBackend(KeyValueStoreBackend):
 
     @property
     def topic(self) -> penstock.Topic:
-        """The topic of the results. Forked processes of a worker open the journal anew."""
+        """The topic of the results. A forked process of a worker opens the journal anew."""
         journal = open_once(place_of(self.url or ""), self._token)
         return state_topic(journal, RESULTS, self.expires or None)
 
@@ -50,12 +50,12 @@ class PenstockBackend(KeyValueStoreBackend):
 
     # ── keys and values ──────────────────────────────────────────────────────────────────────────────────────────────
     def get(self, key: str | bytes) -> Any:
-        """The value of a key; None when there is none."""
+        """Returns the value of a key; None when there is none."""
         event = self._newest(self.topic, text_of(key))
         return None if event is None or event.kind == DELETED else event.payload
 
     def mget(self, keys: Iterable[str | bytes]) -> list[Any]:
-        """The values of keys."""
+        """Returns the values of keys."""
         return [self.get(key) for key in keys]
 
     def set(self, key: str | bytes, value: Any) -> None:
@@ -75,7 +75,7 @@ class PenstockBackend(KeyValueStoreBackend):
         no_ack: bool = True,
         on_interval: Any = None,
     ) -> Any:
-        """Waits for a task's result; it is woken when the result comes."""
+        """Waits for a task's result. The result wakes this wait."""
         self._ensure_not_eager()
         until = None if timeout is None else time.monotonic() + timeout
         with self.topic.subscribe("latest", key=text_of(self.get_key_for_task(task_id))) as subscription:
@@ -83,7 +83,7 @@ class PenstockBackend(KeyValueStoreBackend):
                 meta = self.get_task_meta(task_id)
                 ready = meta["status"] in states.READY_STATES
                 if on_interval and meta["status"] != states.SUCCESS:
-                    on_interval()  # it raises what a task before this one failed with
+                    on_interval()  # it raises the error of an earlier task that failed
                 if ready:
                     return meta
                 left = interval if until is None else min(interval, until - time.monotonic())
@@ -92,11 +92,11 @@ class PenstockBackend(KeyValueStoreBackend):
                 subscription.next(left)
 
     # ── chords ───────────────────────────────────────────────────────────────────────────────────────────────────────
-    # Each task of a header is a part, which counts once. The count is an event of the chord's key, and which number a
-    # part was is an event of the part's key. `deleted` of the chord's key says that the body was sent, `begun` that
-    # the chord was applied once more.
+    # Each task of a header is a part, which counts once. The count is an event of the chord's key, and the number of a
+    # part is an event of the part's key. The kind `deleted` of the chord's key says that the body was sent. The kind
+    # `begun` says that the chord was applied again.
     def _apply_chord_incr(self, header_result_args: Any, body: Any, **kwargs: Any) -> None:
-        if get_current_task() is None:  # a program applies it: another run. A task may only be running once more.
+        if get_current_task() is None:  # a program applies it: another run. A task may only be running again.
             self._begin_anew(text_of(self.get_key_for_chord(header_result_args[0])))
         super()._apply_chord_incr(header_result_args, body, **kwargs)
 
@@ -110,11 +110,11 @@ class PenstockBackend(KeyValueStoreBackend):
             outbox.flush()
 
     def set_chord_size(self, group_id: str, chord_size: int) -> None:
-        """Notes how many parts there are, before the last one is sent."""
+        """Records the number of parts before the last part is sent."""
         self.set(self._size_key(group_id), chord_size)
 
     def add_to_chord(self, chord_id: str, result: Any) -> None:
-        """Adds a task to the header of a chord that runs."""
+        """Adds a task to the header of a running chord."""
         topic, size_key, group_key = self.topic, self._size_key(chord_id), text_of(self.get_key_for_group(chord_id))
         while True:
             size, group = self._newest(topic, size_key), self._newest(topic, group_key)
@@ -135,24 +135,24 @@ class PenstockBackend(KeyValueStoreBackend):
         return text_of(self.get_key_for_chord(group_id)) + "-size"
 
     def on_chord_part_return(self, request: Any, state: str, result: Any, **kwargs: Any) -> None:
-        """Counts a task of a chord's header; after the last one the body is sent."""
+        """Counts a task of a chord's header. After the last task, the body is sent."""
         if not request.group or not request.chord:
             return
         key = self.get_key_for_chord(request.group)
         newest = self._newest(self.topic, text_of(key))
         if newest is not None and newest.kind == DELETED:
-            return  # the body was sent, and this task ran once more
-        # Before the size is known, another part is still to be sent.
+            return  # the body was sent, and this task ran again
+        # While the size is unknown, another part is still to be sent.
         request.chord["chord_size"] = self.get(self._size_key(request.group)) or sys.maxsize
         token = _part.set(request.id)
         try:
-            if self.incr(key) >= request.chord["chord_size"]:  # only the last part needs to look at the whole header
+            if self.incr(key) >= request.chord["chord_size"]:  # only the last part must read the whole header
                 super().on_chord_part_return(request, state, result, **kwargs)
         finally:
             _part.reset(token)
 
     def incr(self, key: str | bytes) -> int:
-        """Counts the part under way, once, and returns the number that it was."""
+        """Counts the current part, once, and returns the part's number."""
         topic, counter = self.topic, text_of(key)
         part = f"{counter}/{_part.get()}"
         while True:
@@ -171,5 +171,5 @@ class PenstockBackend(KeyValueStoreBackend):
 
 
 def text_of(key: str | bytes) -> str:
-    """A key as a journal has it."""
+    """Returns a key in the form that a journal takes."""
     return key.decode() if isinstance(key, bytes) else key

@@ -1,8 +1,8 @@
-"""A transport of kombu over the queues of a journal.
+"""A kombu transport over the queues of a journal.
 
-A message that is delivered is held under a lease until it is acknowledged. The lease is renewed while the process
-lives, however long a task runs; when the process dies the lease ends, and another worker gets the message. Bindings of
-queues to exchanges are events of the topic `kombu-bindings`, so that all processes know them.
+A delivered message has a lease until it is acknowledged. The lease is renewed while the process lives, however long a
+task runs. When the process dies, the lease ends and another worker gets the message. Bindings of queues to exchanges
+are events of the topic `kombu-bindings`, so all processes know them.
 """
 
 from __future__ import annotations
@@ -53,25 +53,29 @@ log = logging.getLogger("penstock.celery")
 BINDINGS = "kombu-bindings"
 BOUND, UNBOUND = "bound", "unbound"
 MESSAGE = "penstock-message"
-"""The property of a message that names its place in the journal: the same, however often the message is delivered."""
+"""The property of a message with its place in the journal. The place is the same in every delivery of the message."""
 EXPIRES = "expires"
-"""The header of a message that is not to be delivered after a time, in seconds since 1970."""
+"""The header with the time after which a message is not delivered, in seconds since 1970."""
 _UNSAFE = re.compile(r"[^A-Za-z0-9._-]+")
 _LONGEST_NAME = 200
 AT_A_TIME = 10
-"""Messages that are taken at once for a consumer that sets no prefetch count."""
+"""The number of messages that are taken at once for a consumer without a prefetch count."""
 ABANDONED = 60.0
-"""A queue that its consumer wants deleted after some seconds without use is kept so long at least."""
+"""The minimum number of seconds that a queue without a consumer is kept, when its consumer asked for its deletion
+after a time without use.
+"""
 
 
 def safe_name(queue: str) -> str:
-    """The journal's name for a queue: its own, or where a journal allows no such name, one with a part of its hash."""
+    """Returns the journal's name for a queue: the queue's own name, or, if a journal does not allow it, a name with
+    a part of its hash.
+    """
     name = _UNSAFE.sub("-", queue)[:_LONGEST_NAME]
     return name if name == queue and name.strip(".") else f"{name}-{blake2b(queue.encode(), digest_size=6).hexdigest()}"
 
 
 class Binding(msgspec.Struct, frozen=True):
-    """A queue that gets messages of an exchange."""
+    """A queue that gets messages from an exchange."""
 
     exchange: str
     type: str
@@ -79,7 +83,7 @@ class Binding(msgspec.Struct, frozen=True):
     pattern: str | None
     queue: str
     expires: float | None = None
-    """Seconds without a consumer after which the queue may be deleted."""
+    """The number of seconds without a consumer after which the queue may be deleted."""
 
     @property
     def key(self) -> str:
@@ -89,7 +93,7 @@ class Binding(msgspec.Struct, frozen=True):
 
 
 class Bindings:
-    """All bindings of a journal, as of the last look at their topic."""
+    """All bindings of a journal, as of the last read of their topic."""
 
     def __init__(self, journal: penstock.Journal) -> None:
         self._topic = state_topic(journal, BINDINGS, None)
@@ -97,10 +101,10 @@ class Bindings:
         self._found: dict[str, Binding] = {}
 
     def of(self, exchange: str) -> list[Binding]:
-        """The bindings of an exchange now."""
+        """Returns the present bindings of an exchange."""
         try:
             self._read()
-        except PositionTrimmed:  # compaction has removed what was bound anew or unbound meanwhile
+        except PositionTrimmed:  # compaction has removed events of changed bindings meanwhile
             self._position, self._found = 0, {}
             self._read()
         return [binding for binding in self._found.values() if binding.exchange == exchange]
@@ -115,12 +119,12 @@ class Bindings:
             self._position = event.seq
 
     def bind(self, binding: Binding) -> None:
-        """Stores a binding that is not there yet."""
+        """Stores a binding that does not exist yet."""
         if binding not in self.of(binding.exchange):
             self._topic.append(BOUND, binding, key=binding.key)
 
     def unbind(self, queue: str, exchange: str | None = None, routing_key: str | None = None) -> None:
-        """Forgets the bindings of a queue: all, or those to an exchange by a routing key."""
+        """Removes the bindings of a queue: all of them, or the bindings to an exchange by a routing key."""
         self.of("")
         for key, binding in list(self._found.items()):
             if binding.queue != queue or (exchange is not None and binding.exchange != exchange):
@@ -130,7 +134,7 @@ class Bindings:
 
 
 class LeaseQoS(virtual.QoS):
-    """The deliveries of a channel that are not acknowledged: each under a lease."""
+    """The unacknowledged deliveries of a channel, each under a lease."""
 
     def __init__(self, channel: PenstockChannel, prefetch_count: int = 0) -> None:
         super().__init__(channel, prefetch_count)
@@ -149,7 +153,10 @@ class LeaseQoS(virtual.QoS):
         self._settle(delivery_tag, lambda delivery: delivery.ack())
 
     def reject(self, delivery_tag: str, requeue: bool = False) -> None:
-        """Gives a message back to its place, or gives it up: then it stays in the journal, failed."""
+        """Returns a message to its place, or gives it up.
+
+        A message that was given up stays in the journal as failed.
+        """
         if requeue:
             self._settle(delivery_tag, lambda delivery: delivery.nack(delay=0, error="requeued"))
         else:
@@ -167,7 +174,7 @@ class LeaseQoS(virtual.QoS):
         self.channel.connection.room_changed()
 
     def restore_unacked(self) -> list[Any]:
-        """Gives everything back at once."""
+        """Returns all deliveries at once."""
         for tag in list(self.leases):
             self.leases.pop(tag).release()
         self._delivered.clear()
@@ -176,7 +183,7 @@ class LeaseQoS(virtual.QoS):
 
 
 class PenstockChannel(virtual.Channel):
-    """A channel: consumers of queues, and what they hold."""
+    """A channel: consumers of queues, and the deliveries that they hold."""
 
     QoS = LeaseQoS
     supports_fanout = True
@@ -188,11 +195,13 @@ class PenstockChannel(virtual.Channel):
     )
 
     visibility_timeout = 60.0
-    """Seconds after which the messages of a dead worker go to another one."""
+    """The number of seconds after which the messages of a dead worker go to another worker."""
     max_attempts = 100
-    """Deliveries of a message; then it stays in its queue, failed."""
+    """The maximum number of deliveries of a message. After them the message stays in its queue as failed."""
     dedup_window = 3600.0
-    """Seconds for which a message that a task sends is known, should the task run again and send it again."""
+    """The number of seconds for which a message from a task is remembered, in case the task runs again and sends the
+    message again.
+    """
 
     connection: PenstockTransport
 
@@ -211,10 +220,10 @@ class PenstockChannel(virtual.Channel):
 
     # ── queues ───────────────────────────────────────────────────────────────────────────────────────────────────────
     def queue(self, name: str) -> penstock.Queue:
-        """The journal's queue; it is made, and bound as this channel has bound it, where there is none."""
+        """Returns the journal's queue. A missing queue is made, and bound as this channel has bound it."""
         journal = self.journal
         found = self._queues.get(name)
-        if found is None or found.journal is not journal:  # a process that was forked has opened its own
+        if found is None or found.journal is not journal:  # a forked process has opened its own journal
             stored = safe_name(name)
             try:
                 found = journal.queue(stored, create=False)
@@ -234,7 +243,7 @@ class PenstockChannel(virtual.Channel):
         return found
 
     def _using(self, name: str, act: Callable[[penstock.Queue], T]) -> T:
-        """Does something with a queue; another process may have deleted the queue, and then it is made anew."""
+        """Runs an action on a queue. If another process has deleted the queue, the queue is made anew."""
         try:
             return act(self.queue(name))
         except UnknownQueue:
@@ -242,11 +251,11 @@ class PenstockChannel(virtual.Channel):
             return act(self.queue(name))
 
     def forget(self, name: str) -> None:
-        """Looks the queue up anew when it is needed again."""
+        """Makes the channel look up the queue anew when it needs the queue again."""
         self._queues.pop(name, None)
 
     def prepare_queue_arguments(self, arguments: Any, **kwargs: Any) -> Any:
-        """Returns the lifetime of a queue in a declaration, in the words of AMQP."""
+        """Returns the lifetime of a queue in a declaration, as AMQP's arguments."""
         return to_rabbitmq_queue_arguments(arguments, **kwargs)
 
     def _new_queue(self, queue: str, auto_delete: bool = False, arguments: Any = None, **kwargs: Any) -> None:
@@ -268,7 +277,7 @@ class PenstockChannel(virtual.Channel):
         return counts.ready + counts.delayed
 
     def _purge(self, queue: str) -> int:
-        """Removes what waits; what is delivered already goes on."""
+        """Removes waiting messages. Delivered messages are not affected."""
         found, purged = self.queue(queue), 0
         for state in ("ready", "delayed"):
             while page := found.messages(state, limit=1000):
@@ -286,7 +295,7 @@ class PenstockChannel(virtual.Channel):
         self.state.queue_bindings_delete(queue)
         self.forget(queue)
         self._auto_delete.discard(queue)
-        with suppress(UnknownTopic, Denied):  # a token that may only write leaves it, empty and unbound
+        with suppress(UnknownTopic, Denied):  # a token with the role write leaves the queue, empty and unbound
             self.journal.drop_topic(safe_name(queue), force=True)
 
     # ── exchanges ────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -298,12 +307,12 @@ class PenstockChannel(virtual.Channel):
     def queue_unbind(
         self, queue: str, exchange: str | None = None, routing_key: str = "", arguments: Any = None, **kwargs: Any
     ) -> None:
-        """Ends the delivery of an exchange's messages to a queue."""
+        """Stops the delivery of an exchange's messages to a queue."""
         self.state.binding_delete(queue, exchange, routing_key)
         self.connection.bindings.unbind(queue, exchange, routing_key)
 
     def get_table(self, exchange: str) -> list[tuple[str, str | None, str]]:
-        """The bindings of an exchange; queues that their consumers have abandoned are deleted."""
+        """Returns the bindings of an exchange. Deletes queues that their consumers have abandoned."""
         return [(one.routing_key, one.pattern, one.queue) for one in self._bound(exchange)]
 
     def _bound(self, exchange: str) -> Iterator[Binding]:
@@ -314,12 +323,14 @@ class PenstockChannel(virtual.Channel):
                 yield binding
 
     def _is_abandoned(self, binding: Binding) -> bool:
-        """Returns True when messages of a temporary queue have waited longer than it was to live without consumers."""
+        """Returns True if messages of a temporary queue have waited longer than the queue may exist without
+        consumers.
+        """
         age = self._using(binding.queue, lambda found: found.stats()).oldest_age
         return age is not None and age > max(binding.expires or 0, ABANDONED)
 
     def typeof(self, exchange: str, default: str = "direct") -> Any:
-        """The type of an exchange, also of one that another process has declared."""
+        """Returns the type of an exchange, even if another process has declared it."""
         if exchange not in self.state.exchanges:
             default = next((one.type for one in self.connection.bindings.of(exchange)), default)
         return super().typeof(exchange, default)
@@ -330,7 +341,9 @@ class PenstockChannel(virtual.Channel):
 
     # ── publishing ───────────────────────────────────────────────────────────────────────────────────────────────────
     def encode_body(self, body: Any, encoding: str | None = None) -> tuple[Any, str | None]:
-        """A body as it is stored: text as it is, so that other programs can read it; bytes in the encoding."""
+        """Returns a body in stored form: text stays text, so that other programs can read it; bytes are in the
+        encoding.
+        """
         return (body, "utf-8") if isinstance(body, str) else super().encode_body(body, encoding)
 
     def _put(self, queue: str, message: dict[str, Any], **kwargs: Any) -> None:
@@ -350,21 +363,21 @@ class PenstockChannel(virtual.Channel):
 
     # ── consuming ────────────────────────────────────────────────────────────────────────────────────────────────────
     def basic_consume(self, queue: str, no_ack: bool, *args: Any, **kwargs: Any) -> Any:
-        """Begins to deliver a queue's messages."""
+        """Starts the delivery of a queue's messages."""
         (self.no_ack.add if no_ack else self.no_ack.discard)(queue)
         consumer = super().basic_consume(queue, no_ack, *args, **kwargs)
         self.connection.room_changed()
         return consumer
 
     def basic_cancel(self, consumer_tag: str) -> None:
-        """Ends a consumer, and with it a queue that was to be deleted then."""
+        """Ends a consumer, and deletes its queue if the queue was to be deleted with it."""
         queue = self._tag_to_queue.get(consumer_tag)
         super().basic_cancel(consumer_tag)
         if queue in self._auto_delete and queue not in self._active_queues:
             self.queue_delete(queue)
 
     def basic_get(self, queue: str, no_ack: bool = False, **kwargs: Any) -> Any:
-        """The next message, or None."""
+        """Returns the next message, or None."""
         (self.no_ack.add if no_ack else self.no_ack.discard)(queue)
         return super().basic_get(queue, no_ack, **kwargs)
 
@@ -376,12 +389,14 @@ class PenstockChannel(virtual.Channel):
         raise Empty
 
     def take(self, queue: str) -> list[penstock.Delivery]:
-        """The messages of a queue that can be delivered now."""
+        """Returns the messages of a queue that can be delivered now."""
         room = self.qos.room()
         return list(self._using(queue, lambda found: found.take_many(room, lease=self.visibility_timeout)))
 
     def opened(self, queue: str, delivery: penstock.Delivery) -> dict[str, Any] | None:
-        """A delivery as kombu wants it, held until it is acknowledged; None for one that is not to be delivered."""
+        """Returns a delivery in kombu's form, held until it is acknowledged; None for a message that is not to be
+        delivered.
+        """
         expires = delivery.headers.get(EXPIRES)
         if expires is not None and float(expires) <= time.time():
             delivery.ack()
@@ -420,7 +435,7 @@ class PenstockTransport(virtual.Transport):
         self._renewal: LeaseRenewal | None = None
         self._hub: Hub | None = None
         self._waiting: set[tuple[PenstockChannel, str]] = set()
-        """The queues, each with its channel, that the wait is for."""
+        """The queues, each with its channel, that the present wait is for."""
         self._turn = 0
 
     @property
@@ -439,7 +454,7 @@ class PenstockTransport(virtual.Transport):
     _bindings: tuple[penstock.Journal, Bindings] | None = None
 
     def driver_version(self) -> str:
-        """The version of penstock."""
+        """Returns the version of penstock."""
         return penstock.__version__
 
     def establish_connection(self) -> Any:
@@ -452,7 +467,7 @@ class PenstockTransport(virtual.Transport):
         return not self.journal.closed
 
     def close_connection(self, connection: Any) -> None:
-        """Gives back what is held, and ends the threads. The journal stays open for the process's other connections."""
+        """Returns held deliveries, and ends the threads. The journal stays open for the process's other connections."""
         if self._hub is not None and self._wait is not None:
             self._hub.on_tick.discard(self._tick)
             self._hub.remove_reader(self._wait.fileno())
@@ -466,12 +481,12 @@ class PenstockTransport(virtual.Transport):
         self._wait = self._renewal = None
 
     def room_changed(self) -> None:
-        """Lets a wait look again for what may be delivered."""
+        """Makes the wait check again what may be delivered."""
         if self._wait is not None:
             self._wait.wake()
 
     def register_with_event_loop(self, connection: Any, loop: Hub) -> None:
-        """Delivers messages from kombu's event loop from now on, instead of from `drain_events`."""
+        """Delivers messages from kombu's event loop from now on, and no longer from `drain_events`."""
         if self._wait is None:
             self._wait = QueueWait()
         self._hub = loop
@@ -480,10 +495,13 @@ class PenstockTransport(virtual.Transport):
 
     def _tick(self) -> None:
         if self._advance() and self._wait is not None:
-            self._wait.wake()  # more may be there: the event loop comes back at once
+            self._wait.wake()  # there may be more: the event loop returns at once
 
     def drain_events(self, connection: Any, timeout: float | None = None) -> None:
-        """Delivers what there is, or what comes first within the time; TimeoutError when nothing comes."""
+        """Delivers the messages that are there, or the first message within the time.
+
+        Raises TimeoutError when no message comes.
+        """
         if self._wait is None:
             self._wait = QueueWait()
         until = None if timeout is None else time.monotonic() + timeout
@@ -499,7 +517,10 @@ class PenstockTransport(virtual.Transport):
             self._deliver_found()
 
     def _advance(self) -> int:
-        """Delivers what there is and returns the number of messages; waits for the next where there is none."""
+        """Delivers the messages that are there and returns their number.
+
+        If there are none, waits for the next message.
+        """
         assert self._wait is not None
         wanted = set(self._consuming())
         if not self._wait.is_over() and wanted == self._waiting:
@@ -510,7 +531,7 @@ class PenstockTransport(virtual.Transport):
         return delivered
 
     def _consuming(self) -> list[tuple[PenstockChannel, str]]:
-        """The queues that messages may be delivered from, each with its channel."""
+        """Returns the queues that messages may be delivered from, each with its channel."""
         return [
             (channel, queue)
             for channel in self.channels
@@ -519,12 +540,12 @@ class PenstockTransport(virtual.Transport):
         ]
 
     def _deliver_now(self) -> int:
-        """Takes from every queue, another one first every time."""
+        """Takes messages from every queue, each time beginning with another queue."""
         delivered, found = 0, self._consuming()
         self._turn += 1
         at = self._turn % len(found) if found else 0
         for channel, queue in found[at:] + found[:at]:
-            if channel.qos.can_consume():  # it could, but the queues before this one may have used that up
+            if channel.qos.can_consume():  # the queues before this one may have used up the room
                 delivered += self._hand_over(channel, queue, channel.take(queue))
         return delivered
 
@@ -548,7 +569,10 @@ class PenstockTransport(virtual.Transport):
             return []
 
     def _deliver_found(self) -> int:
-        """Ends the wait, and delivers the messages that it has found; what no consumer has room for goes back."""
+        """Ends the wait, and delivers the messages that it has found.
+
+        Messages that no consumer has room for are returned.
+        """
         delivered = 0
         for queue, delivery in self._end_wait():
             channel = next((one for one, name in self._consuming() if name == queue), None)
@@ -583,7 +607,7 @@ class PenstockTransport(virtual.Transport):
 
 
 def url_of(client: Any) -> str:
-    """The url of a connection. kombu takes the url apart when it switches to another broker of several."""
+    """Returns the url of a connection. kombu takes the url apart when it switches between several brokers."""
     url = client.hostname or ""
     if "://" in url:
         return str(url)
@@ -596,21 +620,21 @@ def url_of(client: Any) -> str:
 
 
 def eta_of(eta: str | None) -> datetime | None:
-    """The time before which a task is not to run, of its header."""
+    """Returns the time before which a task must not run, from its header."""
     if not eta:
         return None
     try:
         time = datetime.fromisoformat(eta)
     except (TypeError, ValueError):
-        return None  # the worker sees it, and says so
+        return None  # the worker reports it
     return time if time.tzinfo is not None else time.replace(tzinfo=UTC)
 
 
 def dedup_of(headers: Mapping[str, Any], sender: str | None) -> str | None:
-    """What two sendings have in common when the task that sends was run twice: the sender's message, and the id.
+    """Returns the value that two sends have in common when the sending task ran twice: the sender's message and the id.
 
-    A retry, and the next tasks of a chain or chord, have ids that were given to them before: a run that is repeated
-    sends them again. Another message of the same task is another sender.
+    Retries, and the next tasks of a chain or chord, have ids that were given to them earlier, so a repeated run sends
+    the same ids again. Another message of the same task is another sender.
     """
     if sender is None or not headers.get("id"):
         return None
@@ -619,7 +643,7 @@ def dedup_of(headers: Mapping[str, Any], sender: str | None) -> str | None:
 
 
 def sender_here() -> str | None:
-    """The message of the task that runs in this thread; None outside of tasks."""
+    """Returns the message of the task that runs in this thread; None outside tasks."""
     task = get_current_task()
     properties = None if task is None else task.request.get("properties")
     return None if properties is None else properties.get(MESSAGE)

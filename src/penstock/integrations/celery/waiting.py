@@ -1,4 +1,4 @@
-"""The wait for several queues, and the renewal of leases: a thread for each, while a connection uses them."""
+"""The wait for several queues, and the renewal of leases. Each has a thread while a connection uses it."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from penstock.errors import Closed, PenstockError, StaleDelivery
 log = logging.getLogger("penstock.celery")
 
 RENEWALS = 3
-"""A lease is renewed so many times before it would end."""
+"""The number of times that a lease is renewed before it would end."""
 LONGEST = 3600.0
-"""Seconds after which a wait is over without a message; the connection begins the next one."""
+"""The number of seconds after which a wait ends without a message. The connection then begins the next wait."""
 
 
 class QueueWait:
-    """A wait until one of several queues has a message. A descriptor becomes readable when the wait is over."""
+    """A wait until one of several queues has a message. Its descriptor becomes readable when the wait is over."""
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
@@ -40,7 +40,7 @@ class QueueWait:
         return self._readable.fileno()
 
     def begin(self, queues: Mapping[str, penstock.Queue], lease: float) -> None:
-        """Begins to wait for the first message of these queues."""
+        """Starts a wait for the first message of these queues."""
         self._wait = asyncio.run_coroutine_threadsafe(self._first(queues, lease), self._loop)
         self._wait.add_done_callback(lambda _: self.wake())
 
@@ -52,7 +52,7 @@ class QueueWait:
         finally:
             self._ended.clear()
             for one in (*takes, end):
-                one.cancel()  # a take that is cancelled takes nothing
+                one.cancel()  # a cancelled take takes nothing
         ended = await asyncio.gather(*takes, return_exceptions=True)
         taken = [(name, one) for name, one in zip(queues, ended, strict=True) if isinstance(one, penstock.Delivery)]
         for failed in ended:
@@ -61,19 +61,19 @@ class QueueWait:
         return taken
 
     def is_over(self) -> bool:
-        """Returns True when a message has come, or the wait has failed."""
-        self.drain()  # first: what ends behind the next line makes the descriptor readable again
+        """Returns True if a message has come, or the wait has failed."""
+        self.drain()  # first: a wait that ends after this line makes the descriptor readable again
         return self._wait is not None and self._wait.done()
 
     def come(self) -> list[tuple[str, penstock.Delivery]]:
-        """Returns the messages that have come, each with the name of its queue; an empty list while nothing has."""
+        """Returns the messages that have come, each with the name of its queue; an empty list when there are none."""
         wait = self._wait
         if wait is None or not wait.done() or wait.exception() is not None:
             return []
         return wait.result()
 
     def end(self) -> list[tuple[str, penstock.Delivery]]:
-        """Ends the wait, and returns the messages that have come; raises what the wait has failed with."""
+        """Ends the wait and returns the messages that have come. Raises the error with which the wait has failed."""
         if self._wait is None:
             return []
         if not self._wait.done():
@@ -84,7 +84,7 @@ class QueueWait:
             self._wait = None
 
     def pause(self, seconds: float | None) -> None:
-        """Returns when the descriptor is readable, or when the time is over."""
+        """Waits until the descriptor is readable or the time is over."""
         poll = select.poll()
         poll.register(self, select.POLLIN)
         poll.poll(None if seconds is None else seconds * 1000)
@@ -109,7 +109,7 @@ class QueueWait:
 
 
 class LeaseRenewal:
-    """Keeps the leases of all that a connection holds, from a thread."""
+    """Renews the leases of all deliveries of a connection, in a thread."""
 
     def __init__(self, lease: float, held: Callable[[], Iterable[penstock.Delivery]]) -> None:
         self._pause, self._lease, self._held = lease / RENEWALS, lease, held
@@ -122,7 +122,7 @@ class LeaseRenewal:
             for delivery in self._held():
                 try:
                     delivery.extend(self._lease)
-                except StaleDelivery:  # settled meanwhile, or lost: its acknowledgement says which
+                except StaleDelivery:  # settled meanwhile, or lost: its acknowledgement tells
                     continue
                 except Closed:
                     return

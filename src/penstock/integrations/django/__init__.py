@@ -1,4 +1,4 @@
-"""A journal as the backend of Django's tasks: `django.tasks` of Django 6, and the package django-tasks before it.
+"""A journal as the backend of Django's tasks: `django.tasks` of Django 6, or the earlier package django-tasks.
 
     INSTALLED_APPS = [..., "penstock.integrations.django"]
     TASKS = {
@@ -14,7 +14,7 @@
     running     a delivery of a queue becomes a call of a task
     management  the command penstock_worker
 
-A task that is enqueued is a message of the queue `django.<queue name>`, and its state is the newest event of its id in
-the topic `django-results`. Every change of state expects the one before it (READY, RUNNING by one worker, SUCCESSFUL
-or FAILED), so a worker whose lease was lost cannot change what another worker has begun since.
+An enqueued task is a message of the queue `django.<queue name>`. Its state is the newest event of its id in the topic
+`django-results`. Every change of state expects the previous state (READY, RUNNING by one worker, SUCCESSFUL or FAILED).
+So a worker that lost its lease cannot change what another worker has begun since.
 """

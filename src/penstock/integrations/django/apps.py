@@ -1,4 +1,4 @@
-"""The app that brings the command penstock_worker."""
+"""The app with the command penstock_worker."""
 
 from penstock.integrations import needed_for
 
@@ -7,7 +7,7 @@ with needed_for("django"):
 
 
 class PenstockConfig(AppConfig):
-    """The app, under a label that no other app is likely to have."""
+    """The app, with a label that no other app is likely to have."""
 
     name = "penstock.integrations.django"
     label = "penstock_django"

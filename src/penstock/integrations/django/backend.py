@@ -1,4 +1,4 @@
-"""The backend that TASKS names: it enqueues tasks and finds their results."""
+"""The backend that TASKS names. It enqueues tasks and finds their results."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from penstock.integrations.django.tasks_api import (
 from penstock.integrations.opening import open_once, state_topic
 
 TASK_ID = "task-id"
-"""The header of a message that has the id of the task's result."""
+"""The header of a message with the id of the task's result."""
 ENQUEUE = ("on_commit", "at_once", "outbox")
 SERVED = ("http://", "https://")
 OUTBOX_APP = "penstock.integrations.outbox.django"
@@ -57,7 +57,7 @@ class Options:
 
     @classmethod
     def of(cls, alias: str, given: Mapping[str, Any]) -> Options:
-        """The options of a backend; InvalidTaskBackend names one that cannot be used."""
+        """Returns the options of a backend. Raises InvalidTaskBackend, which names an unusable option."""
         place, known = f"TASKS[{alias!r}]['OPTIONS']", [field.name for field in fields(cls)]
         for name in given:
             if name not in known:
@@ -75,7 +75,7 @@ class Options:
 
 
 class TasksBackend(BaseTaskBackend):
-    """Keeps tasks in the queues of a journal."""
+    """A backend with the tasks in queues of a journal."""
 
     supports_defer = True
     supports_async_task = True
@@ -92,36 +92,37 @@ class TasksBackend(BaseTaskBackend):
         return open_once(str(self.given.url), self.given.token)
 
     def queue_name(self, name: str) -> str:
-        """The journal's name for a queue name of Django's."""
+        """Returns the journal's name for a queue name of Django."""
         return f"{self.given.prefix}.{name}"
 
     def queue(self, name: str) -> penstock.Queue:
-        """The journal's queue for a queue name of Django's. It has the policy that the options say."""
-        # One delivery more than there are attempts: the worker that gets it records that all attempts ended badly.
+        """Returns the journal's queue for a queue name of Django. The queue has the policy from the options."""
+        # A message has one delivery more than attempts. The worker with the extra delivery records that all attempts
+        # ended badly.
         stored, lease, attempts = self.queue_name(name), self.given.lease, self.given.max_attempts + 1
         try:
             return self.journal.queue(stored, policy="update", priority=True, lease=lease, max_attempts=attempts)
-        except Denied:  # a token that may only write takes the policy as it is
+        except Denied:  # a token with the role write keeps the policy as it is
             return self.journal.queue(stored, create=False)
 
     def queues_in_journal(self) -> list[str]:
-        """The queue names that have queues in the journal."""
+        """Returns the queue names that have queues in the journal."""
         prefix = self.queue_name("")
         return [name.removeprefix(prefix) for name in self.journal.queues() if name.startswith(prefix)]
 
     @property
     def states_name(self) -> str:
-        """The name of the topic of the tasks' states."""
+        """The name of the topic with the tasks' states."""
         return f"{self.given.prefix}-results"
 
     @property
     def states(self) -> penstock.Topic:
-        """The topic of the tasks' states."""
+        """The topic with the tasks' states."""
         return state_topic(self.journal, self.states_name, self.given.keep_results)
 
     # ── enqueueing ───────────────────────────────────────────────────────────────────────────────────────────────────
     def enqueue(self, task: Task, args: Iterable[object], kwargs: Mapping[str, object]) -> TaskResult:
-        """Enqueues a call of a task: with the transaction that is open on the database, or as the options say."""
+        """Enqueues a call of a task, either with the open transaction on the database, or as the options say."""
         self.validate_task(task)
         record = TaskRecord(
             task=task.module_path,
@@ -156,8 +157,9 @@ class TasksBackend(BaseTaskBackend):
         }
 
     def _push(self, id: str, record: TaskRecord, task: Task) -> None:
-        # Both are in one commit, unless the writer was about to begin. Then a worker may be faster than the event,
-        # which expects to be the first of its id and is not needed any more.
+        # Usually both are in one commit. If the writer was about to commit, they are not, and a worker may be faster
+        # than the event. The event then fails, because it expects to be the first of its id, and it is not needed any
+        # more.
         message = self.queue(record.queue).submit(record, **self._message(id, record))
         event = self.states.submit("enqueued", record, key=id, expect=0)
         try:
@@ -172,9 +174,10 @@ class TasksBackend(BaseTaskBackend):
         self._tell(id, record, task)
 
     def _write(self, id: str, record: TaskRecord, task: Task) -> None:
-        if not self.queues:  # a worker makes the queues that it knows; a row for another one would wait
+        if not self.queues:  # a worker makes the queues that it knows; a row for another queue would wait
             self.queue(record.queue)
-        # The state first: a relay moves rows in their order, so no worker has begun the task when the state comes.
+        # The state is written first. A relay moves rows in order, so no worker has begun the task when the state
+        # arrives.
         with transaction.atomic(using=self.given.database):
             outbox.append(self._database, self.states_name, "enqueued", record, key=id)
             outbox.push(self._database, self.queue_name(record.queue), record, **self._message(id, record))
@@ -184,28 +187,28 @@ class TasksBackend(BaseTaskBackend):
         signals.task_enqueued.send_robust(type(self), task_result=record.result(id, task))
 
     def relay(self) -> outbox.Relay | None:
-        """A relay of the outbox, for a worker; None where there is no outbox, or where the journal is served."""
+        """Returns a relay of the outbox for a worker; None when there is no outbox, or when the journal is served."""
         if self.given.enqueue != "outbox" or str(self.given.url).startswith(SERVED):
             return None
         return outbox.Relay(self.journal, lambda: self._database, name=f"django-{self.given.database}")
 
     # ── results ──────────────────────────────────────────────────────────────────────────────────────────────────────
     def get_result(self, result_id: str) -> TaskResult:
-        """The state of a task now; TaskResultDoesNotExist when no task has that id."""
+        """Returns the present state of a task. Raises TaskResultDoesNotExist when no task has that id."""
         _, record = self.find(result_id)
         if record is None:
             raise TaskResultDoesNotExist(result_id)
         return record.result(result_id, record.find_task())
 
     def find(self, id: str) -> tuple[int, TaskRecord | None]:
-        """The newest state of a task and its position; 0 and None where there is none."""
+        """Returns the newest position and state of a task; 0 and None when there is none."""
         if not isinstance(id, str) or not id:
             return 0, None
         event = next(self.states.read(key=id, reverse=True, limit=1), None)
         return (0, None) if event is None else (event.seq, msgspec.convert(event.payload, TaskRecord))
 
     def check(self, **kwargs: Any) -> list[checks.CheckMessage]:
-        """Finds names of queues that a journal cannot have, and an outbox without its table."""
+        """Reports queue names that a journal cannot have, and an outbox without its table."""
         messages = list(super().check(**kwargs))
         for name in sorted(self.queues):
             try:

@@ -1,4 +1,4 @@
-"""A task as it is stored: in the message that asks for a call of it, and in the events that tell its state."""
+"""A task as it is stored: in the message that asks for a call of the task, and in the events with its state."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from penstock.integrations.django.tasks_api import InvalidTask, Task, TaskError,
 
 
 class RecordedError(msgspec.Struct, frozen=True):
-    """The exception of an attempt."""
+    """The exception of an attempt, as it is stored."""
 
     exception_class_path: str
     traceback: str
@@ -28,7 +28,7 @@ class RecordedError(msgspec.Struct, frozen=True):
 
 
 class TaskRecord(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A task that was enqueued, and how far it is."""
+    """An enqueued task, and its progress."""
 
     task: str
     args: list[Any]
@@ -46,15 +46,18 @@ class TaskRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     errors: list[RecordedError] = []
     return_value: Any = None
     attempt: int = 0
-    """The delivery of its message that this tells of; a message that was redriven begins anew with 1."""
+    """The number of the delivery that this record is about. A redriven message begins again with 1."""
 
     @property
     def is_finished(self) -> bool:
-        """True if it has an outcome."""
+        """True if the task has an outcome."""
         return self.status in (TaskResultStatus.SUCCESSFUL, TaskResultStatus.FAILED)
 
     def find_task(self) -> Task:
-        """The task of this program that it names; ImportError or InvalidTask when there is none."""
+        """Returns the task of this program that the record names.
+
+        Raises ImportError or InvalidTask when there is none.
+        """
         task = import_string(self.task)
         if not isinstance(task, Task):
             raise InvalidTask(f"{self.task} is not a task")
@@ -63,7 +66,7 @@ class TaskRecord(msgspec.Struct, frozen=True, omit_defaults=True):
         )
 
     def result(self, id: str, task: Task) -> TaskResult:
-        """The result as Django shows it."""
+        """Returns the result in Django's form."""
         result = TaskResult(
             task=task,
             id=id,
@@ -78,15 +81,16 @@ class TaskRecord(msgspec.Struct, frozen=True, omit_defaults=True):
             errors=[TaskError(**msgspec.structs.asdict(error)) for error in self.errors],
             worker_ids=list(self.worker_ids),
         )
-        object.__setattr__(result, "_return_value", self.return_value)  # it is frozen, and has no argument for it
+        # the class is frozen, and its constructor has no argument for this field
+        object.__setattr__(result, "_return_value", self.return_value)
         return result
 
 
 def stored_time(time: datetime | None) -> datetime | None:
-    """A time of Django's as it is stored, with its zone."""
+    """Returns a time of Django in stored form, with its zone."""
     return timezone.make_aware(time) if time is not None and timezone.is_naive(time) else time
 
 
 def _shown(time: datetime | None) -> datetime | None:
-    """A stored time as the settings want times."""
+    """Returns a stored time in the form that the settings require."""
     return time if time is None or settings.USE_TZ else timezone.make_naive(time)

@@ -1,4 +1,4 @@
-"""A delivery of a queue becomes a call of a task, whose outcome is recorded once."""
+"""The run of a task: a delivery of a queue becomes a call of a task, and the outcome is recorded once."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ SUCCESSFUL, FAILED = TaskResultStatus.SUCCESSFUL.value, TaskResultStatus.FAILED.
 
 
 class WorkerDied(Exception):
-    """Every worker that began the task ended before the task did."""
+    """The error of a task when every worker that began the task died before its end."""
 
 
 def workers(
     backend: TasksBackend, queues: Iterable[str], worker_id: str, concurrency: int = 1
 ) -> list[penstock.Worker]:
-    """A worker for each queue, not started."""
+    """Returns a worker for each queue. The workers are not started."""
 
     def run(delivery: penstock.Delivery) -> None:
-        # Between two looks at the connections to databases, as Django handles a request.
+        # Database connections are checked before and after each task, as Django does for a request.
         reset_queries()
         close_old_connections()
         try:
@@ -52,7 +52,7 @@ class TaskAttempt:
         self.delivery = delivery
 
     def run(self) -> None:
-        """Runs the task, unless it has an outcome already, and records the outcome before the message is settled."""
+        """Runs the task, unless it has an outcome already. The outcome is recorded before the message is settled."""
         try:
             self.id = self.delivery.headers[TASK_ID]
             pushed = msgspec.convert(self.delivery.payload, TaskRecord)
@@ -63,7 +63,8 @@ class TaskAttempt:
         if self.record.status == SUCCESSFUL:  # a crash came before the message was settled
             return
         if self.record.status == FAILED and self.delivery.attempt > self.record.attempt:
-            self.delivery.nack(error=self.record.errors[-1].traceback, dead=True)  # the same; it was not redriven
+            # the same: the message was not redriven
+            self.delivery.nack(error=self.record.errors[-1].traceback, dead=True)
             return
         if self.delivery.attempt > self.backend.given.max_attempts:
             begun = self.delivery.attempt - 1
@@ -72,7 +73,7 @@ class TaskAttempt:
         self._begin(pushed)
         try:
             task = self.record.find_task()
-        except Exception as error:  # its function has gone, or the settings have changed
+        except Exception as error:  # its function is missing, or the settings have changed
             log.exception("task %s cannot be begun: id=%s", self.record.task, self.id)
             self._fail(error)
         else:
@@ -84,7 +85,7 @@ class TaskAttempt:
         self.record = found or pushed
 
     def _begin(self, pushed: TaskRecord) -> None:
-        """Records that the task runs here. StaleDelivery when another worker has it."""
+        """Records that the task runs here. Raises StaleDelivery when another worker has the task."""
         while True:
             now = datetime.now(UTC)
             began = replace(
@@ -98,11 +99,14 @@ class TaskAttempt:
             )
             if self._change("started", began):
                 return
-            self.delivery.extend()  # the lease decides whose turn it is
+            self.delivery.extend()  # the lease decides which worker runs the task
             self._find(pushed)
 
     def _change(self, kind: str, record: TaskRecord) -> bool:
-        """Records the next state; False when another worker, or the one that enqueued the task, was faster."""
+        """Records the next state.
+
+        Returns False when another worker, or the process that enqueued the task, was faster.
+        """
         try:
             receipt = self.backend.states.append(kind, record, key=self.id, expect=self.position)
         except Conflict:
@@ -111,7 +115,7 @@ class TaskAttempt:
         return True
 
     def _finish(self, kind: str, record: TaskRecord, task: Task | None) -> bool:
-        """Records an outcome, if this worker's turn has not ended, and tells those who listen."""
+        """Records an outcome if this worker still has the task, and notifies the listeners."""
         if not self._change(kind, replace(record, finished_at=datetime.now(UTC), attempt=self.delivery.attempt)):
             log.warning("task %s ended too late, another worker has begun it: id=%s", record.task, self.id)
             return False
@@ -128,7 +132,7 @@ class TaskAttempt:
             value = normalize_json(task.call(*context, *result.args, **result.kwargs))
         except KeyboardInterrupt:
             raise
-        except BaseException as error:  # SystemExit, too: it is the task's, not the worker's
+        except BaseException as error:  # SystemExit too: it comes from the task, not from the worker
             retry, last = self.backend.given.retry, self.delivery.attempt >= self.backend.given.max_attempts
             if retry is None or last or not isinstance(error, Exception):
                 self._fail(error, task)
@@ -144,6 +148,6 @@ class TaskAttempt:
         return [*self.record.errors, RecordedError.of(error)]
 
     def _fail(self, error: BaseException, task: Task | None = None) -> None:
-        """Records that the task failed; its message stays in the queue, failed, where it can be redriven."""
+        """Records that the task failed. Its message stays in the queue as failed and can be redriven."""
         if self._finish("failed", replace(self.record, status=FAILED, errors=self._errors_with(error)), task):
             self.delivery.nack(error=error, dead=True)

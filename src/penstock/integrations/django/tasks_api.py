@@ -1,4 +1,4 @@
-"""The API of tasks: that of Django 6 where there is one, else that of the package django-tasks."""
+"""The API of tasks: the API of Django 6 if it exists, else the API of the package django-tasks."""
 
 from importlib.util import find_spec
 

@@ -1,7 +1,7 @@
-"""Statements on connections that others have made: of DB-API drivers, of SQLAlchemy, of Django.
+"""Statements on connections of the caller: of DB-API drivers, of SQLAlchemy, of Django.
 
-Statements have named parameters, `:name`; each kind of connection gets them in its own style. Nothing here commits,
-rolls back or tries again: the transaction is the caller's.
+Statements have named parameters, `:name`, which are translated into the style of each kind of connection. Nothing here
+commits, rolls back or tries again: the transaction is the caller's.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ _DIALECTS: Final = {
     "mysql": "mysql",
     "mariadb": "mysql",
 }
-"""By the package of a driver, the database that it is for."""
+"""By the package of a driver: the database that it connects to."""
 _AWAITED: Final = ("sqlalchemy.ext.asyncio", "aiosqlite", "asyncpg", "aiomysql", "asyncmy")
 
 
 def run(connection: Any, statement: str, values: Mapping[str, object]) -> Sequence[Sequence[Any]]:
-    """Runs a statement on a connection and returns the rows that it gives."""
+    """Runs a statement on a connection and returns the resulting rows."""
     names = _PARAMETER.findall(statement)
     if _is_sqlalchemy(connection):
         from sqlalchemy import text
@@ -48,7 +48,7 @@ def run(connection: Any, statement: str, values: Mapping[str, object]) -> Sequen
 
 
 def run_each(connection: Any, statement: str, each: Sequence[Mapping[str, object]]) -> None:
-    """Runs a statement that gives no rows with several sets of values, one after the other."""
+    """Runs a statement without resulting rows, once for each of several sets of values."""
     if _is_sqlalchemy(connection):
         from sqlalchemy import text
 
@@ -62,7 +62,9 @@ def run_each(connection: Any, statement: str, each: Sequence[Mapping[str, object
 def _in_style_of(
     connection: Any, statement: str, names: Sequence[str]
 ) -> tuple[str, Callable[[Mapping[str, object]], Any]]:
-    """Returns a statement as a connection's driver takes it, and what makes the driver's parameters of values."""
+    """Returns a statement in the style of a connection's driver, and a function that makes the driver's parameters
+    from values.
+    """
     _, style = _driver_of(connection)
     if style == "named":
         return statement, lambda values: {name: values[name] for name in names}
@@ -72,12 +74,12 @@ def _in_style_of(
 
 
 def is_drivers(error: Exception) -> bool:
-    """Returns True for an error of a driver: of the database, or of the way to it."""
+    """Returns True if an error comes from a driver: an error of the database, or of the connection to it."""
     return any(one.__module__.partition(".")[0] in _DIALECTS for one in type(error).__mro__)
 
 
 def dialect_of(connection: Any) -> str:
-    """Returns the database that a connection leads to, by the name that SQLAlchemy has for it."""
+    """Returns the database of a connection, by SQLAlchemy's name for it."""
     if _is_sqlalchemy(connection):
         bind = connection.get_bind() if hasattr(connection, "get_bind") else connection
         return str(bind.dialect.name)
@@ -99,8 +101,10 @@ def _is_sqlalchemy(connection: Any) -> bool:
 
 
 def _driver_of(connection: Any) -> tuple[str, str]:
-    """Returns the package of a connection's driver, and the style of its parameters. Raises ConfigError for what is no
-    connection, and for a connection that is awaited."""
+    """Returns the package of a connection's driver, and the style of its parameters.
+
+    Raises ConfigError for an object that is no connection, and for an asynchronous connection.
+    """
     modules = [one.__module__ for one in type(connection).__mro__]
     awaited = type(connection).__name__.startswith("Async") or any(name.startswith(_AWAITED) for name in modules)
     if not awaited and any(name.startswith("django.") for name in modules):
@@ -127,7 +131,7 @@ def connector(url: str) -> Callable[[], Any]:
     if parts.scheme == "sqlite":
         import sqlite3
 
-        # The url of a path from the root has four slashes, as SQLAlchemy has it.
+        # A url with an absolute path has four slashes, as in SQLAlchemy.
         file = f"file:{quote(unquote(parts.path.removeprefix('/')))}?mode=rw"
         return lambda: sqlite3.connect(file, uri=True)
     if parts.scheme in ("postgresql", "postgres"):

@@ -1,12 +1,13 @@
 """A relay: it moves the rows of an outbox into a journal, each once, and deletes the rows.
 
-The journal has one event about each outbox: which rows its newest batch had. It is appended in the commit that appends
-the batch. A relay first deletes these rows, then reads, then commits the next batch if that event is still the newest.
+The journal has one event about each outbox, with the rows of its newest batch. This event is appended in the commit of
+the batch. A relay first deletes these rows. Then it reads rows. Then it commits the next batch if that event is still
+the newest.
 
     rows of batch n deleted  →  rows read  →  batch n+1 in the journal, and the list of its rows  →  rows deleted  …
 
-So whenever rows are read, all that is in the journal has been deleted, and of two relays that read the same rows the
-second finds another list in the journal and commits nothing. No row's number is compared with another one's.
+So whenever rows are read, all rows in the journal have been deleted. If two relays read the same rows, the second relay
+finds another list in the journal and commits nothing. The numbers of rows are never compared.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from penstock.integrations.outbox.rows import APPEND, SELF, OutboxLag, OutboxRow
 from penstock.integrations.outbox.schema import TABLE, check_table
 
 TOPIC: Final = "penstock.outbox"
-"""The topic with an event about each outbox: the rows of its newest batch."""
+"""The topic with an event about each outbox. The event lists the rows of the outbox's newest batch."""
 RELAYED: Final = "outbox.relayed"
 PIPELINE: Final = "outbox"
 """The pipeline under which relays report."""
@@ -41,7 +42,7 @@ BATCH: Final = 500
 MOST: Final = 10_000
 POLL: Final = 0.2
 PAUSE: Final = 5.0
-"""Seconds until a relay that failed tries again, at most."""
+"""The maximum number of seconds until a failed relay tries again."""
 TOKEN_BYTES: Final = 16
 REPORT_EVERY: Final = 2.0
 
@@ -55,7 +56,7 @@ log = Log("penstock.outbox")
 
 
 class _Outrun(Exception):
-    """Another relay has committed a batch meanwhile."""
+    """The error that another relay has committed a batch meanwhile."""
 
 
 class Relay:
@@ -65,11 +66,12 @@ class Relay:
             ...                                            # it runs in a thread
 
     `connect` is the url of the database, or a function that returns a connection of a DB-API driver, SQLAlchemy or
-    Django, for the relay alone. `run_once` moves one batch in the calling thread; `run` goes on until `stop` is called.
+    Django. Only the relay uses that connection. `run_once` moves one batch in the calling thread. `run` continues until
+    `stop` is called.
 
-    A row that the journal refuses stays in the table, with the reason in its column `error`, and holds nothing up. Rows
-    for a queue that is full or not there yet wait. The relay reports as a flow of the pipeline "outbox": its lag is the
-    number of rows that wait.
+    A row that the journal refuses stays in the table, with the reason in its column `error`. It does not delay other
+    rows. Rows for a queue that is full or does not exist yet wait. The relay reports as a flow of the pipeline
+    "outbox": its lag is the number of waiting rows.
     """
 
     def __init__(
@@ -85,7 +87,7 @@ class Relay:
         journal.transaction()  # raises ConfigError for a served journal
         self.journal = journal
         self.moved = 0
-        """Rows moved by this object."""
+        """The number of rows that this object has moved."""
         self._connect = connector(connect) if isinstance(connect, str) else check_function(connect, "connect")
         self._name = check_consumer(name, "relay")
         self._batch = min(check_whole(batch, "batch"), MOST)
@@ -96,16 +98,16 @@ class Relay:
         self._seq = -1
         """The position of the newest event about the outbox whose rows are known to be deleted."""
         self._waiting_for: set[str] = set()
-        """Queues and topics that take nothing now."""
+        """Queues and topics that accept nothing now."""
         self._told: set[str] = set()
-        """Of which of them the log says so."""
+        """The queues and topics among them that the log mentions."""
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
         self._report = _Report(journal, self._name, shown_url(connect) if isinstance(connect, str) else table)
 
     # ── moving ───────────────────────────────────────────────────────────────────────────────────────────────────────
     def run_once(self) -> int:
-        """Moves a batch of the rows that wait and returns how many rows were moved."""
+        """Moves a batch of the waiting rows and returns the number of moved rows."""
         before = self.moved
         self._check_idle()
         with suppress(_Outrun):
@@ -113,7 +115,7 @@ class Relay:
         return self.moved - before
 
     def drain(self) -> int:
-        """Moves all rows that the journal takes now and returns how many rows were moved."""
+        """Moves all rows that the journal accepts now and returns the number of moved rows."""
         before, more = self.moved, True
         self._check_idle()
         while more:
@@ -128,7 +130,7 @@ class Relay:
             raise errors.ConfigError("this relay runs in its thread: stop it, or make another one")
 
     def _move_batch(self) -> bool:
-        """Moves a batch. Returns True when there may be more to move, False when every row had its turn."""
+        """Moves a batch. Returns True when there may be more rows to move, False when every row had its turn."""
         if self._connection is None:
             self._connection = self._connect()
         self._identity = self._identity or self._find_identity()
@@ -142,17 +144,20 @@ class Relay:
         found = self._run(f"{SELECT} LIMIT {self._batch}", besides=besides, **names)
         self._commit()
         if not found:
-            self._waiting_for.clear()  # every other row had its turn: ask these queues again
+            self._waiting_for.clear()  # every other row had its turn: try these queues again
             return False
         self._move([OutboxRow(*one) for one in found])
         return True
 
     def _move(self, rows: Sequence[OutboxRow]) -> None:
-        """Moves rows in one batch; where the journal refuses it, in halves, so that a row is refused by itself."""
+        """Moves rows in one batch.
+
+        If the journal refuses the batch, the rows are moved in halves, until a refused row is alone.
+        """
         try:
             seq = self._append(rows)
         except (errors.Closed, errors.StorageError, errors.Corrupt, errors.ReadOnly, errors.Locked):
-            raise  # no row's fault
+            raise  # no row caused it
         except errors.PenstockError as error:
             if len(rows) == 1:
                 self._leave(rows[0], error)
@@ -165,7 +170,7 @@ class Relay:
             self.moved += len(rows)
 
     def _append(self, rows: Sequence[OutboxRow]) -> int:
-        """Appends rows and the list of them, and returns the list's position."""
+        """Appends rows and their list, and returns the list's position."""
         read = [(row.act, row.name, *row.read()) for row in rows]
         with self.journal.transaction() as tx:
             newest = next(tx.read(TOPIC, key=self._identity, reverse=True, limit=1), None)
@@ -181,7 +186,7 @@ class Relay:
             return tx.append(TOPIC, RELAYED, tokens, key=self._identity).seq
 
     def _leave(self, row: OutboxRow, error: errors.PenstockError) -> None:
-        """Leaves a row in the table: for later when its queue is full or missing, for a person otherwise."""
+        """Leaves a row in the table: for a later try when its queue is full or missing, otherwise for a person."""
         if isinstance(error, errors.QueueFull | errors.UnknownQueue | errors.FenceActive | errors.Backpressure):
             if row.name not in self._told:
                 log.warning("outbox %s: rows for %r wait: %s", self._name, row.name, error)
@@ -195,7 +200,8 @@ class Relay:
     def _delete(self, seq: int, tokens: Sequence[str]) -> None:
         """Deletes the rows that the event at a position lists.
 
-        Each by itself: for a list of tokens MySQL reads the whole table, and waits for the rows of open transactions.
+        Each row is deleted by its own statement. For a list of tokens, MySQL reads the whole table and waits for the
+        rows of open transactions.
         """
         if tokens:
             run_each(self._connection, DELETE.format(table=self._table), [{"token": token} for token in tokens])
@@ -203,7 +209,7 @@ class Relay:
         self._seq = seq
 
     def _find_identity(self) -> str:
-        """Returns the outbox's own name, which its table keeps; the first relay makes it."""
+        """Returns the outbox's own name, which its table stores. The first relay creates the name."""
         topic = self.journal.topic(TOPIC)
         if not topic.settings.by_key:
             topic.configure(by_key=True)
@@ -235,7 +241,7 @@ class Relay:
 
     # ── running ──────────────────────────────────────────────────────────────────────────────────────────────────────
     def run(self) -> None:
-        """Moves rows until `stop` is called or the journal is closed. What fails is logged and tried again."""
+        """Moves rows until `stop` is called or the journal is closed. Errors are logged, and the relay tries again."""
         failures = 0
         try:
             while not self._stopping.is_set():
@@ -270,7 +276,7 @@ class Relay:
         return self
 
     def stop(self) -> None:
-        """Ends `run` after the batch at hand, waits for the thread, and closes the relay's connection."""
+        """Ends `run` after the current batch, waits for the thread, and closes the relay's connection."""
         self._stopping.set()
         thread, self._thread = self._thread, None
         if thread is not None:
@@ -285,7 +291,7 @@ class Relay:
 
 
 class _Report:
-    """The report of a relay: as a flow of the pipeline "outbox", now and then."""
+    """The report of a relay, as a flow of the pipeline "outbox", from time to time."""
 
     def __init__(self, journal: Journal, name: str, source: str) -> None:
         self._topic = journal.topic(pipelines.TOPIC)
@@ -304,7 +310,7 @@ class _Report:
     def say(
         self, state: pipelines.State, moved: int, look: Callable[[], OutboxLag] | None = None, error: str | None = None
     ) -> None:
-        """Reports when something has changed, and from time to time; `look` counts what waits."""
+        """Reports when something has changed, and from time to time. `look` counts the waiting rows."""
         status, passed = self._status, time.monotonic() - self._last
         same = status.state == state and (look is not None or status.error == error)
         if same and passed < (REPORT_EVERY if moved != status.rows or status.lag else pipelines.HEARTBEAT):

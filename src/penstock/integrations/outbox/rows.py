@@ -1,4 +1,4 @@
-"""Rows of an outbox: a push or an append, checked where it is written, as the wire says it."""
+"""Rows of an outbox: a push or an append, checked when it is written, and encoded as in the protocol."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ COUNT: Final = (
     "SELECT count(*), count(error), min(CASE WHEN error IS NULL THEN made_ms END) FROM {} WHERE token <> :self"
 )
 SELF: Final = "self"
-"""The token of the row that names the outbox itself. Nothing moves it."""
+"""The token of the row with the name of the outbox itself. No relay moves this row."""
 APPEND, PUSH = "append", "push"
 CONDITIONS: Final = ("expect", "unless", "after")
 _TOKEN: Final = re.compile("[0-9a-f]{32}")
@@ -53,10 +53,10 @@ def append(
     table: str = TABLE,
     **draft: Unpack[DraftArguments],
 ) -> None:
-    """Appends an event if the connection's transaction commits; the arguments are those of `Topic.append`.
+    """Appends an event if the connection's transaction commits. The arguments are those of `Topic.append`.
 
-    The event occurred now, unless `occurred_at` says otherwise. `expect` and `unless` are refused: they are compared
-    when the event comes into the journal, which is after your transaction.
+    The event occurred now, unless `occurred_at` says otherwise. `expect` and `unless` are refused: they would be
+    compared when the event enters the journal, which is after your transaction.
     """
     for name in ("expect", "unless"):
         if draft.get(name) is not None:
@@ -71,9 +71,9 @@ def append(
 
 @show_arguments(PushArguments, PushOptions)
 def push(connection: Any, queue: str, payload: object, *, table: str = TABLE, **options: Unpack[PushArguments]) -> None:
-    """Pushes a message if the connection's transaction commits; the options are those of `Queue.push`.
+    """Pushes a message if the connection's transaction commits. The options are those of `Queue.push`.
 
-    A `delay` begins now, not when the message comes into the journal.
+    A `delay` begins now, not when the message enters the journal.
     """
     check_name(queue, "queue")
     wanted, now = push_options(options), datetime.now(UTC)
@@ -94,7 +94,7 @@ def _write(connection: Any, table: str, act: str, name: str, body: msgspec.Struc
     except ConfigError:
         raise
     except Exception as error:
-        # Nothing is made and nothing is tried again here: the transaction is the caller's.
+        # Nothing is created and nothing is tried again here: the transaction is the caller's.
         error.add_note(f"outbox: the table {table} is made beforehand, by outbox.create(…), Alembic or a migration")
         raise
 
@@ -108,8 +108,10 @@ class OutboxRow(msgspec.Struct):
     body: str
 
     def read(self) -> tuple[Sequence[Draft], dict[str, Any]]:
-        """Returns the drafts of a row and the options that they are pushed with. Raises ConfigError when the row is of
-        a newer version, or was not written by an outbox."""
+        """Returns the drafts of a row and their push options.
+
+        Raises ConfigError when the row is of a newer version, or was not written by an outbox.
+        """
         body, where = self.body.encode(), "the row's body"
         if not _TOKEN.fullmatch(self.token):
             raise ConfigError(f"a row's token is 32 hexadecimal digits, not {self.token!r:.80}")
@@ -123,14 +125,14 @@ class OutboxRow(msgspec.Struct):
 
 
 class OutboxLag(msgspec.Struct, frozen=True):
-    """The rows of an outbox that are not in the journal yet."""
+    """The numbers of an outbox's rows that are not in the journal yet."""
 
     waiting: int
-    """Rows that a relay is going to move."""
+    """The number of rows that a relay will move."""
     refused: int
-    """Rows that the journal refused: their column `error` says why."""
+    """The number of rows that the journal refused. Their column `error` has the reason."""
     oldest_seconds: float
-    """The age of the oldest row that waits; 0 when none waits."""
+    """The age of the oldest waiting row in seconds; 0 when no row waits."""
 
 
 def lag(connection: Any, *, table: str = TABLE) -> OutboxLag:

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from sqlalchemy import MetaData, Table
 
 TABLE: Final = "penstock_outbox"
-"""The table's name where none is given."""
+"""The default name of the table."""
 _NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)?", re.ASCII)
 
 _IDS: Final = {
@@ -20,20 +20,20 @@ _IDS: Final = {
     "sqlite": "INTEGER PRIMARY KEY AUTOINCREMENT",
     "mysql": "BIGINT AUTO_INCREMENT PRIMARY KEY",
 }
-"""By database, the type of the column `id`."""
+"""By database: the type of the column `id`."""
 _ENDS: Final = {"mysql": " ENGINE=InnoDB DEFAULT CHARSET=utf8mb4 COLLATE=utf8mb4_bin"}
 _LONG_TEXT: Final = {"mysql": "LONGTEXT"}
 
 
 def check_table(name: str) -> str:
-    """Returns a table's name, with or without its schema. Raises ConfigError when it cannot be one."""
+    """Returns a table's name, with or without its schema. Raises ConfigError when the name is not valid."""
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise ConfigError(f"a table's name is made of letters, digits and _, after its schema's if any, not {name!r}")
     return name
 
 
 def ddl(dialect: str, table: str = TABLE) -> str:
-    """Returns the statement that makes the table: for "postgresql", "sqlite" or "mysql" (also MariaDB)."""
+    """Returns the statement that creates the table, for "postgresql", "sqlite" or "mysql" (also MariaDB)."""
     dialect = {"mariadb": "mysql"}.get(dialect, dialect)
     if dialect not in _IDS:
         raise ConfigError(f"an outbox is a table in {', '.join(_IDS)}, not in {dialect!r}")
@@ -52,9 +52,9 @@ def ddl(dialect: str, table: str = TABLE) -> str:
 
 
 def create(connection: Any, table: str = TABLE) -> None:
-    """Makes the table where it is not there, in the connection's transaction: commit it.
+    """Creates the table if it does not exist, in the connection's transaction. The caller commits.
 
-    Do this when the program is set up, never in a transaction that does something else.
+    Call it when the program is set up, never in a transaction that does something else.
     """
     run(connection, ddl(dialect_of(connection), table), {})
 
@@ -65,7 +65,7 @@ def table(metadata: MetaData, name: str = TABLE) -> Table:
     from sqlalchemy.dialects import mysql
 
     schema, _, bare = check_table(name).rpartition(".")
-    number = sa.BigInteger().with_variant(sa.Integer(), "sqlite")  # SQLite counts by itself only for INTEGER
+    number = sa.BigInteger().with_variant(sa.Integer(), "sqlite")  # SQLite assigns numbers by itself only for INTEGER
     return sa.Table(
         bare,
         metadata,

@@ -1,4 +1,7 @@
-"""Routes for the operations of the protocol: each runs its implementation; a few have handlers of their own."""
+"""Routes for the operations of the protocol.
+
+Each route runs the implementation of its operation; a few operations have their own handlers.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +50,7 @@ B = TypeVar("B", covariant=True)
 A = TypeVar("A")
 
 FIRST = frozenset(("append_events", "push_messages", "take_messages", "ack_deliveries"))
-"""Operations that programs ask for most: a route is found by trying one after the other."""
+"""The most frequent operations. Their routes come first, because routes are tried in order."""
 RAW = frozenset(("append_events", "stage_blocks"))
 """Operations whose handlers decode the body themselves."""
 
@@ -64,7 +67,7 @@ class Call(NamedTuple, Generic[Q, B]):
     body: B
 
     def name(self, part: str) -> str:
-        """A name in the path."""
+        """Returns a name from the path."""
         return str(self.request.path_params[part])
 
     @property
@@ -73,7 +76,7 @@ class Call(NamedTuple, Generic[Q, B]):
         return self.service.journal.backend
 
     def refuse(self, operation: Operation[object]) -> NoReturn:
-        """Says that what a look-up names is not there."""
+        """Raises the error that the thing which a look-up names does not exist."""
         names = [self.name(part) for part in operation.names]
         raise Refused(404, operation.missing or "", f"{names[0]!r} has no {names[-1][:80]!r}")
 
@@ -140,7 +143,7 @@ class WaitingRequest(RequestCaller, WaitingCaller):
 
 
 def page_size(limit: int | None) -> int:
-    """Returns the greatest number of events of a page."""
+    """Returns the maximum number of events on a page."""
     if limit is None:
         return PAGE_EVENTS
     if limit > MOST_EVENTS:
@@ -149,25 +152,26 @@ def page_size(limit: int | None) -> int:
 
 
 # ── how an operation runs, as its declaration says ───────────────────────────────────────────────────────────────────
-# The event loop decodes, asks whether the sender may, and submits: nothing in it waits. A commit is the writer's own
-# thread's, which takes all that were submitted meanwhile together. What looks at the store runs in a thread; what a
-# program's own checks see before it is committed in threads of their own, since such a check may take long.
+# The event loop decodes the request, checks the sender's role, and submits the work; none of these steps waits. The
+# writer's own thread commits; one commit takes all requests that were submitted meanwhile. A thread reads the store.
+# Commits that pass through a program's own checks run in separate threads, because such a check may take long.
 class Performer(Generic[A]):
     """Runs an operation's implementation for calls."""
 
     def __init__(self, operation: Operation[A], run: Callable[..., Any] | None = None) -> None:
         self.operation = operation
-        self._run = run or implementation(operation.name)  # a KeyError here: nothing does what is declared
+        # a KeyError here means that a declared operation has no implementation
+        self._run = run or implementation(operation.name)
         self._told_caller = is_told_caller(self._run)
         self._names = operation.names
         self._takes_body = operation.body is not None
 
     async def __call__(self, call: Call[Any, Any]) -> Response:
-        """The answer to a call, whose body is decoded."""
+        """Returns the answer to a call with a decoded body."""
         return await self.perform(call, call.body if self._takes_body else call.query)
 
     async def perform(self, call: Call[Any, Any], wanted: object) -> Response:
-        """The answer to what is asked for."""
+        """Returns the answer to a decoded request."""
         operation = self.operation
         asked: list[Any] = [call.backend]
         if self._told_caller:
@@ -207,9 +211,9 @@ class Performer(Generic[A]):
         return self._written(answer) if small else await run_in_threadpool(self._written, answer)
 
     def _written(self, answer: object) -> tuple[bytes, int]:
-        """An answer in JSON, and its status."""
+        """Returns an answer in JSON, and its status."""
         operation, status = self.operation, self.operation.status
-        if isinstance(answer, Receipt):  # a single one stands for itself
+        if isinstance(answer, Receipt):  # a single receipt is not wrapped
             return _encode(receipt_document(answer)), 200 if answer.duplicate else status
         if isinstance(answer, list) and answer and isinstance(answer[0], Receipt):
             return receipts_json(answer), status
@@ -224,8 +228,10 @@ def _prepared(run: Callable[..., PendingCommit[A]], asked: list[Any]) -> tuple[P
 async def _wait_for_answer(
     call: Call[Any, Any], caller: WaitingCaller, wanted: Any, work: Callable[[], Coroutine[Any, Any, A]]
 ) -> A:
-    """Returns the answer of an implementation that waits; it stops waiting when its caller leaves, or the
-    server stops."""
+    """Returns the answer of an implementation that waits.
+
+    The implementation stops waiting when its caller disconnects or the server stops.
+    """
     service = call.service
     wanted.wait = min(seconds(wanted.wait, "wait"), LONGEST_WAIT)
     if not wanted.wait:
@@ -248,7 +254,7 @@ async def _wait_for_answer(
 
 
 async def _wait_until_gone(request: Request) -> None:
-    """Returns when the client has disconnected."""
+    """Waits until the client has disconnected."""
     while True:
         message = await request.receive()
         if message["type"] == "http.disconnect":
@@ -298,7 +304,7 @@ def _endpoint(operation: Operation[object], handler: Callable[..., Any]) -> Endp
 
 
 def json_answer(service: Service, answer: object, status: int = 200, *, changed: bool = False) -> Response:
-    """An answer in JSON; `changed`: of a request that has changed something."""
+    """Returns an answer in JSON. `changed` is True if the request has changed something."""
     return whole_answer(service, _json(answer), status, JSON, changed=changed)
 
 
@@ -307,11 +313,13 @@ def _json(answer: object) -> bytes:
 
 
 def api_routes(modules: Iterable[ModuleType]) -> list[BaseRoute]:
-    """A route for every operation: to the function of its name in one of the modules, else to its implementation, in
+    """Returns a route for every operation.
+
+    A route leads to the function of the same name in one of the modules, or else to the operation's implementation in
     the core or in `transfer`.
 
-    A handler streams, or knows a media type; it gets a `Call` and gives the answer's struct, or a whole response. A
-    plain function runs in a thread: it may wait for the disk.
+    A handler streams its answer or handles media types. It receives a `Call` and returns the answer's struct or a whole
+    response. A plain function runs in a thread, because it may wait for the disk.
     """
     found = (one for module in modules for one in vars(module).values() if isfunction(one))
     handlers: dict[str, Callable[..., Any]] = {

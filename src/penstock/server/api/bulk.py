@@ -1,4 +1,4 @@
-"""The blocks that Spark's tasks bring and fetch in bulk: stored and staged blocks; and history that is sealed."""
+"""The blocks that Spark's tasks send and fetch in bulk: stored blocks, staged blocks, and history to seal."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from penstock.transfer.publishing import stage_step
 
 # ── stored blocks ─────────────────────────────────────────────────────────────────────────────────────────────────────
 async def read_blocks(call: Call[wire.BlocksQuery, None]) -> Response:
-    """Some blocks: as many as are worth a request, so that a slow reader holds no more than those of the memory."""
+    """Returns some blocks, enough to be worth a request. A slow reader keeps no more than these blocks in memory."""
     service, packed = call.service, "gzip" in call.request.headers.get("accept-encoding", "")
     message, reached = await run_in_threadpool(_blocks, service, call.name("topic"), call.query)
     if packed:
@@ -45,7 +45,7 @@ async def read_blocks(call: Call[wire.BlocksQuery, None]) -> Response:
 
 
 def _blocks(service: Service, topic: str, query: wire.BlocksQuery) -> tuple[bytes, int]:
-    """Blocks as one message, and how far they reach."""
+    """Returns blocks as one message, and the position of the last event in them."""
     after, through = query.after, query.through
     values: list[bytes] = []
     size = 0
@@ -74,8 +74,8 @@ def _gzipped(message: bytes) -> bytes:
 
 
 # ── what Spark's tasks write: blocks staged where no reader looks, and the commit that publishes them ─────────────────
-# A request that is repeated does what the first one did: a piece takes the place of its first try, and a commit is
-# known by its mark and version, or by its batches.
+# A repeated request has the effect of the first request. A piece replaces its first attempt; a commit is recognised by
+# its mark and version, or by its batches.
 _MOST_PIECES = 1_000_000
 
 
@@ -110,7 +110,9 @@ def _stage_object(call: Call[wire.StageQuery, wire.ObjectRequest]) -> wire.Stage
 
 
 def staging_areas(journal: LocalJournal, urls: Iterable[str]) -> dict[str, StagingArea]:
-    """The places from which a server fetches what was staged: its journal's own, if that is in a store, and others."""
+    """Returns the places from which a server fetches staged blocks: its journal's own place, if the journal is in an
+    object store, and other places.
+    """
     areas: dict[str, StagingArea] = {}
     engine = journal.backend.engine
     if isinstance(engine, ObjectEngine) and not engine.read_only:
@@ -123,7 +125,7 @@ def staging_areas(journal: LocalJournal, urls: Iterable[str]) -> dict[str, Stagi
 
 
 def _check_room(call: Call[wire.StageQuery, object], size: int) -> None:
-    """Refused when the token has staged too much that was not committed."""
+    """Raises Refused when the token has staged too many bytes that were not committed."""
     owner, most = call.service.access.identity(call.request), call.service.limits.max_staged
     with call.service.journal.backend.engine.read() as snap:
         held = sum(record.size for _, record in staged_batches(snap) if record.owner == owner)
@@ -154,10 +156,13 @@ def _piece(text: str) -> int:
 
 
 # ── sealing for a client: this process writes the files, step by step, into lakes it was started with ─────────────────
-# A client that may write may not choose any place of the server's disk: a lake is one of those the operator named, and
-# a catalog a name in the server's own configuration. A step is what `seal` does: killed or asked for twice, it goes on.
+# A client that may write must not choose a place on the server's disk. So a lake is one of the lakes that the operator
+# named, and a catalog is a name in the server's own configuration. A step works as `seal` does: when it was killed or
+# is requested twice, the next step continues.
 def lakes_by_name(urls: Iterable[str]) -> dict[str, str]:
-    """The lakes a server seals to, by what clients call them: their urls without options and credentials."""
+    """Returns the lakes to which a server seals, by the names that clients use: the urls without options and
+    credentials.
+    """
     return {shown_url(lake): lake for lake in (_absolute_lake(url) for url in urls)}
 
 
@@ -171,7 +176,7 @@ async def seal_topic(call: Call[None, wire.SealRequest]) -> SealReport:
 
 
 def _seal_step(call: Call[None, wire.SealRequest]) -> SealReport:
-    from penstock.core.journal.sealed import sealing  # pyarrow is loaded by servers that seal
+    from penstock.core.journal.sealed import sealing  # only servers that seal load pyarrow
     from penstock.core.journal.sealed.tables import TableRequest
 
     wanted = call.body

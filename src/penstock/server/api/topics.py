@@ -1,7 +1,7 @@
 """Topics over HTTP: bodies of several media types, appends that wait for the writer, pages and streams of events,
-following; and what the journal is as a whole.
+following a topic, and the description of the journal.
 
-Every other operation on a topic runs its implementation as it is (`penstock.core.local.topics`).
+Every other operation on a topic runs its implementation directly (`penstock.core.local.topics`).
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ _append, _read = Performer(wire.APPEND_EVENTS), Performer(wire.READ_EVENTS)
 
 
 async def append_events(call: Call[wire.AppendQuery, bytes]) -> Response:
-    """Appends the events of a body, whose media type says how to read it; what becomes of it does not."""
+    """Appends the events of a body. The media type decides only how the body is decoded."""
     if len(call.body) <= limits.AT_ONCE_BYTES:
         found = read_drafts(call.request, call.body)
     else:
@@ -87,13 +87,13 @@ _decode_draft = msgspec.json.Decoder(documents.DraftDocument).decode
 
 
 def read_drafts(request: Request, data: bytes) -> Draft | list[Draft] | list[documents.PlainDraft]:
-    """The drafts of a body: an object is a single one; else an array of them, one a line, CloudEvents."""
+    """Returns the drafts in a body: a single object, an array, one object per line, or CloudEvents."""
     given = request.headers.get("content-type", "")
     if given == JSON and data.startswith(b"["):
         try:
             return _decode_plain(data)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            pass  # they say more than most do, or something is wrong with them, which is found out below
+            pass  # drafts with more fields than usual, or invalid drafts: the code below decides
     content = given.partition(";")[0].strip().lower()
     if content in (LINES, "application/jsonl", "application/ndjson"):
         found = [(f"line {number}", line) for number, line in enumerate(data.splitlines(), 1) if line.strip()]
@@ -117,7 +117,7 @@ T = TypeVar("T")
 ARROW_END = b"\xff\xff\xff\xff\x00\x00\x00\x00"
 """The end of an Arrow IPC stream."""
 Piece = tuple[bytes, int, int]
-"""Bytes to send, the position they go to, and how many events that is."""
+"""Bytes to send, the position that the bytes reach, and the number of events in them."""
 
 
 async def read_events(call: Call[wire.ReadQuery, None]) -> Response:
@@ -133,7 +133,7 @@ async def read_events(call: Call[wire.ReadQuery, None]) -> Response:
 
 
 async def _cloudevents(call: Call[wire.ReadQuery, None], wanted: WantedEvents) -> Response:
-    """A page as a batch of CloudEvents; the header `Link` leads to the next page, if there is one."""
+    """Returns a page as a batch of CloudEvents. The header `Link` leads to the next page, if there is a next page."""
 
     def read() -> tuple[bytes, int | None]:
         page = wanted.page(page_size(call.query.limit))
@@ -148,7 +148,10 @@ async def _cloudevents(call: Call[wire.ReadQuery, None], wanted: WantedEvents) -
 
 
 async def _lines(wanted: WantedEvents) -> Response:
-    """Everything asked for, one document a line, read in pieces: a slow reader holds nothing of the store."""
+    """Returns all requested events, one document per line.
+
+    Events are read in pieces, so a slow reader keeps nothing of the store open.
+    """
     if wanted.query.reverse:
         raise ConfigError("a stream runs forward; read pages for reverse")
     where = wanted.filter.condition
@@ -180,7 +183,7 @@ async def _lines(wanted: WantedEvents) -> Response:
 
 
 async def _arrow(wanted: WantedEvents) -> Response:
-    """Record batches as an Arrow IPC stream."""
+    """Returns record batches as an Arrow IPC stream."""
     from penstock.core.journal.to_arrow import arrow_schema, read_batches
 
     if not wanted.filter.everything:
@@ -218,9 +221,9 @@ async def _streamed(
     first: bytes = b"",
     last: bytes = b"",
 ) -> Response:
-    """Pieces from `after` to `end`, each read when the one before was sent.
+    """Yields pieces from `after` to `end`. Each piece is read when the piece before was sent.
 
-    `failed` says what went wrong once the status is sent already; without it the stream breaks off.
+    `failed` reports an error after the status was sent. Without `failed`, the stream breaks off.
     """
 
     async def stream(data: bytes, position: int, left: int | None) -> AsyncGenerator[bytes, None]:
@@ -229,7 +232,7 @@ async def _streamed(
         while True:
             if data:
                 yield data
-                data = b""  # before the next piece is read
+                data = b""  # released before the next piece is read
             if position >= end or left == 0:
                 break
             try:
@@ -243,7 +246,8 @@ async def _streamed(
         if last:
             yield last
 
-    # The first piece before the answer begins: what is wrong from the start is a status, not a broken stream.
+    # The first piece is read before the answer begins, so an error at the start becomes a status and not a broken
+    # stream.
     nothing = after >= end or limit == 0
     data, position, count = (b"", end, 0) if nothing else await run_in_threadpool(piece, after, limit)
     left = None if limit is None else limit - count
@@ -261,11 +265,14 @@ async def _streamed(
 # of one that was behind ends with PositionTrimmed. An error is the last event of a stream: a client that only saw the
 # stream end would ask for it again, for ever.
 PASS_SECONDS = 1.0
-"""After how long without an event that it chose a listener is told how far the topic was read for it."""
+"""The time without a chosen event after which a listener is told how far the topic was read for it."""
 
 
 def event_frame(event: Event) -> bytes:
-    """An event as a server-sent event; its id, which a client sends back as Last-Event-ID, is its position."""
+    """Returns an event as a server-sent event.
+
+    Its id is its position; the client sends this id back as Last-Event-ID.
+    """
     return b"id: %d\ndata: %b\n\n" % (event.seq, documents.event_json(event))
 
 
@@ -276,21 +283,21 @@ class LiveTopic:
         self.log = log
         self._owner = owner
         self.floor = log.latest
-        """Everything after this position, up to `position`, is in memory."""
+        """Every event after this position, up to `position`, is in memory."""
         self.position = self.floor
         self._buffer = buffer
         self._seqs: list[int] = []
         self._events: list[Event] = []
         self._frames: list[bytes] = []
         self.size = 0
-        """Bytes kept: frames, and the events behind them, which listeners with a condition need."""
+        """The bytes that are kept: frames, and their events, which listeners with a condition need."""
         self._news = asyncio.Event()
         self.listeners = 0
         self.task: asyncio.Task[None] | None = None
         self.failure: BaseException | None = None
 
     async def run(self) -> None:
-        """Reads what comes, for as long as a client listens."""
+        """Reads new events as long as a client listens."""
         core = self.log.core
         signal = core.hub.signal(self.log.name)
         try:
@@ -299,21 +306,22 @@ class LiveTopic:
                     seen = signal.version
                     if core.closed:
                         raise Closed("the journal was closed")
-                    # In the loop, not in a thread: the newest block is in memory, and a thread would cost more.
+                    # The read runs in the loop and not in a thread: the newest block is in memory, and a thread would
+                    # cost more.
                     if self._read():
                         await asyncio.sleep(0)
                     else:
                         await signal.wait_async(seen, limits.PING_SECONDS)
         except Exception as error:
             self.failure = error
-            if not isinstance(error, PenstockError):  # one of ours is told to the listeners, when they come to it
+            if not isinstance(error, PenstockError):  # listeners get a penstock error when they read on
                 log.exception("following topic %r failed", self.log.name)
         finally:
             self._seqs, self._events, self._frames = [], [], []
             self._wake()
 
     def _read(self) -> bool:
-        """Takes in what follows, a bounded piece of it; False when there is nothing."""
+        """Reads a bounded number of the next events. Returns False when there are none."""
         read = self.log.ask(self._read_batch, None)
         if read is None:
             self._forget(self.position)
@@ -324,7 +332,7 @@ class LiveTopic:
         return True
 
     def _read_batch(self, view: TopicView) -> int:
-        """Keeps the next events of a view and returns their bytes."""
+        """Keeps the next events of a view and returns the number of their bytes."""
         began = view.began()
         if self.floor < began:
             self._forget(began)
@@ -342,16 +350,16 @@ class LiveTopic:
         return read
 
     def _forget(self, position: int) -> None:
-        """Lets go of everything, and goes on after a position: the events were dropped with their topic."""
+        """Releases all events and continues after a position: the events were dropped with their topic."""
         self.floor = self.position = position
         self.size = 0
         for kept in (self._seqs, self._events, self._frames):
             kept.clear()
 
     def _trim(self) -> None:
-        """Lets go of the oldest events beyond what may be kept."""
+        """Releases the oldest events beyond the limits."""
         excess = len(self._seqs) - self._buffer
-        drop = excess if excess > self._buffer // 4 else 0  # not at every event: deleting from the front moves the rest
+        drop = excess if excess > self._buffer // 4 else 0  # not at each event: deleting the first ones moves the rest
         most = self._owner.share()
         if self.size > most:
             left = self.size
@@ -370,7 +378,7 @@ class LiveTopic:
         news.set()
 
     def after(self, position: int, wanted: EventQuery) -> tuple[bytes, int]:
-        """The next frames after a position that lies within what is kept, and how far they go."""
+        """Returns the next frames after a position in the kept range, and the position that they reach."""
         frames: list[bytes] = []
         size = 0
         for row in range(bisect_right(self._seqs, position), len(self._seqs)):
@@ -383,7 +391,7 @@ class LiveTopic:
         return _joined(frames), max(position, self.position)
 
     async def wait(self, timeout: float) -> None:
-        """Returns when something new is there, or after `timeout` seconds."""
+        """Waits until something new is there, or `timeout` seconds have passed."""
         news = self._news
         try:
             async with asyncio.timeout(timeout):
@@ -393,13 +401,13 @@ class LiveTopic:
 
 
 def _events(view: TopicView, after: int, through: int = MAX_SEQ) -> Iterator[Event]:
-    """The next events of a view after a position, no more than are sent at once."""
+    """Returns the next events of a view after a position, as many as one read may have."""
     view.check_not_trimmed(after)
     return view.events(after, through, limits.STREAM_EVENTS)
 
 
 def _joined(frames: list[bytes]) -> bytes:
-    """Frames as one piece; a single one is shared by its listeners, not copied."""
+    """Returns frames as one piece. A single frame is shared by its listeners and not copied."""
     return frames[0] if len(frames) == 1 else b"".join(frames)
 
 
@@ -411,11 +419,11 @@ class LiveTopics:
         self._topics: dict[str, LiveTopic] = {}
 
     def share(self) -> int:
-        """Bytes that each live topic may keep."""
+        """Returns the number of bytes that each live topic may keep."""
         return limits.LIVE_BYTES // max(1, len(self._topics))
 
     def join(self, name: str) -> LiveTopic:
-        """The live topic, read from now on for one more listener."""
+        """Returns the live topic, which is read from now on for one more listener."""
         live = self._topics.get(name)
         if live is None or live.failure is not None:
             live = self._topics[name] = LiveTopic(self._journal.backend.log(name), self)
@@ -425,7 +433,7 @@ class LiveTopics:
         return live
 
     def wake(self) -> None:
-        """Wakes every listener, to see that the server stops."""
+        """Wakes every listener when the server stops."""
         for live in self._topics.values():
             live._wake()
         self._journal.backend.core.hub.tell_followers(())
@@ -433,26 +441,29 @@ class LiveTopics:
     def leave(self, live: LiveTopic) -> None:
         live.listeners -= 1
         if live.listeners == 0:
-            if self._topics.get(live.log.name) is live:  # not the one that follows a failed one
+            if self._topics.get(live.log.name) is live:  # not the live topic that replaces a failed one
                 del self._topics[live.log.name]
             if live.task is not None:
                 live.task.cancel()
 
 
 async def follow_topic(call: Call[wire.LiveQuery, None]) -> Response:
-    """Server-sent events: what follows a position (Last-Event-ID, after=…, or after=latest), then what comes."""
+    """Returns server-sent events: the events after a position (Last-Event-ID, after=…, or after=latest), and then
+    new events.
+    """
     service, topic = call.service, topic_of(call)
     after = _start_position(call.request, call.query)
     wanted = requested_events(call.query)
     if after is None:
         after = topic.latest
     elif after:
-        await run_in_threadpool(partial(next, topic.read(after, 1), None))  # PositionTrimmed must be an answer
+        # PositionTrimmed must be an answer and not a stream
+        await run_in_threadpool(partial(next, topic.read(after, 1), None))
     return EventStream(service, follow(service, topic.name, after, wanted))
 
 
 def _start_position(request: Request, query: wire.LiveQuery) -> int | None:
-    """The position to go on from (None: the end)."""
+    """Returns the position to continue from; None means the end."""
     last = request.headers.get("last-event-id", "").strip()
     if last:
         if not (last.isascii() and last.isdigit() and len(last) <= 18):
@@ -462,10 +473,10 @@ def _start_position(request: Request, query: wire.LiveQuery) -> int | None:
 
 
 async def follow(service: Service, name: str, position: int, wanted: EventQuery) -> AsyncGenerator[bytes, None]:
-    """The frames of a topic after a position, for as long as they are read."""
+    """Yields the frames of a topic after a position, as long as the client reads."""
     try:
         live = service.live.join(name)
-    except Closed:  # the journal was, while the request was on its way
+    except Closed:  # the journal closed while the request was on its way
         return
     try:
         yield b"retry: 1000\n: following\n\n"
@@ -482,15 +493,15 @@ async def follow(service: Service, name: str, position: int, wanted: EventQuery)
             if data:
                 told = position
                 yield data
-                data = b""  # a listener that waits holds nothing
+                data = b""  # a waiting listener keeps no data
             elif position >= live.position or (position, live.position) == (start, seen):
                 await live.wait(limits.PING_SECONDS if told == position else PASS_SECONDS)
                 if live.position == seen and not service.closing.is_set():
-                    # An id without data moves the client's place past what it did not want to see.
+                    # An id without data moves the client's position past events that it did not choose.
                     yield b": still here\n\n" if told == position else b"id: %d\n\n" % position
                     told = position
     except Closed:
-        return  # the client asks again, and is told
+        return  # the client asks again and gets the error
     except PenstockError as error:
         yield problem_frame(error)
     finally:
@@ -498,20 +509,24 @@ async def follow(service: Service, name: str, position: int, wanted: EventQuery)
 
 
 async def follow_across(call: Call[None, wire.AcrossFollow]) -> Response:
-    """Server-sent events of several topics; what was passed by is said by positions now and then."""
+    """Returns server-sent events of several topics.
+
+    From time to time, positions tell the client which events were skipped.
+    """
     service, core = call.service, call.service.journal.backend.core
     query = across_query(call.body.topics or None, call.body.after, None, requested_events(call.body), READ_TOPICS)
     if call.body.latest:
         query = replace(query, after=await run_in_threadpool(topic_ends, core, query))
     reader = AcrossReader(core, query)
-    first = await run_in_threadpool(reader.step, limits.STREAM_EVENTS, limits.STREAM_BYTES)  # its error is an answer
+    # an error here becomes an answer
+    first = await run_in_threadpool(reader.step, limits.STREAM_EVENTS, limits.STREAM_BYTES)
     return EventStream(service, _follow_several(service, core, reader, first))
 
 
 async def _follow_several(
     service: Service, core: JournalCore, reader: AcrossReader, step: AcrossStep
 ) -> AsyncGenerator[bytes, None]:
-    """The frames of several topics, for as long as they are read."""
+    """Yields the frames of several topics, as long as the client reads."""
     told: dict[str, int] = {}
     try:
         yield b"retry: 1000\n: following\n\n"
@@ -522,7 +537,7 @@ async def _follow_several(
                     told |= {event.topic: event.seq for event in step.events}
                     yield b"".join(b"data: %b\n\n" % documents.event_json(event) for event in step.events)
                 passed = {name: seq for name, seq in reader.reached.items() if told.get(name) != seq}
-                step = AcrossStep([], {}, done)  # a listener that waits holds no events
+                step = AcrossStep([], {}, done)  # a waiting listener keeps no events
                 patience = PASS_SECONDS if passed else limits.PING_SECONDS
                 if done and not await reader.signal.wait_async(reader.seen, patience):
                     told |= passed
@@ -531,13 +546,16 @@ async def _follow_several(
                     continue
                 step = await run_in_threadpool(reader.step, limits.STREAM_EVENTS, limits.STREAM_BYTES)
     except Closed:
-        return  # the client asks again, and is told
+        return  # the client asks again and gets the error
     except PenstockError as error:
         yield problem_frame(error)
 
 
 def _from_log(live: LiveTopic, position: int, through: int, wanted: EventQuery) -> tuple[bytes, int]:
-    """The next piece of history as frames, and how far it goes: nowhere while the topic is dropped."""
+    """Returns the next piece of history as frames, and the position that it reaches.
+
+    While the topic is dropped, the position does not move.
+    """
 
     def read(view: TopicView) -> tuple[bytes, int]:
         frames: list[bytes] = []
@@ -555,7 +573,7 @@ def _from_log(live: LiveTopic, position: int, through: int, wanted: EventQuery) 
         except Corrupt:
             if not frames:
                 raise
-            return _joined(frames), last  # what lies before the damage comes first
+            return _joined(frames), last  # the events before the damage come first
         return _joined(frames), last if count == limits.STREAM_EVENTS else max(last, through)
 
     return live.log.ask(read, (b"", position))

@@ -1,4 +1,4 @@
-"""The console: rendered here, kept fresh by server-sent events, no build step.
+"""The console: pages that the server renders and server-sent events keep fresh. It needs no build step.
 
 parts.py        tables, tiles and numbers as values, templates, the frame of every page
 routes.py       what is at which address; login, the API to read, static files

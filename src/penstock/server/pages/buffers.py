@@ -1,4 +1,6 @@
-"""The page of the object-storage buffers that a server was told about: how much waits, since when, in which epoch."""
+"""The page of the object-storage buffers that a server was told about: how many batches wait, since when, and in
+which epoch.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,7 @@ if TYPE_CHECKING:
 
 
 FRESH: Final = 2.0
-"""Seconds for which a look at a manifest is good: it is a request to an object store."""
+"""The number of seconds for which a manifest counts as fresh. Reading a manifest is a request to an object store."""
 
 
 class BufferState(msgspec.Struct):
@@ -33,7 +35,7 @@ class BufferState(msgspec.Struct):
     waiting: int = 0
     """Batches that no consumer and no pipeline has read."""
     read: int = 0
-    """Batches that a pipeline has read and removes when its next batch begins."""
+    """Batches that a pipeline has read, and removes when its next batch begins."""
     epoch: int = 0
     next_sequence: int = 0
     lag: float | None = None
@@ -50,7 +52,7 @@ class Buffers:
         self._seen: tuple[float, list[BufferState]] = (0.0, [])
 
     def states(self, flows: Sequence[pipelines.FlowStatus]) -> list[BufferState]:
-        """Every buffer now, or as it was a moment ago; `flows` say how far pipelines have read."""
+        """Returns the state of every buffer, at most a moment old. `flows` say how far pipelines have read."""
         at, found = self._seen
         if self.urls and time.monotonic() - at > FRESH:
             read_to: dict[str, int] = {}

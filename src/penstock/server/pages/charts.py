@@ -1,6 +1,6 @@
-"""The series that the charts draw: the journal's past in numbers, as columns of times and values.
+"""The series in the charts: the journal's past in numbers, as columns of times and values.
 
-A page names its charts; the script asks for their data by range and draws them. Each answer has all charts of a page:
+A page names its charts. The script requests their data by range and draws them. Each answer has all charts of a page:
 
     GET /charts/overview?range=1h
     {"charts": {"rates": {"times": [...], "series": [{"label": "in", "values": [...]}, ...]}, ...}}
@@ -24,11 +24,11 @@ from penstock.errors import ConfigError
 from penstock.server.service import Service, existing_queue, existing_topic, guarded
 
 RANGES = {"15m": 900, "1h": 3600, "24h": 86_400, "7d": 604_800}
-"""The time ranges that can be looked at, in seconds."""
+"""The time ranges that a person can choose, in seconds."""
 MOST_LINES = 8
-"""Lines in one chart, the highest."""
+"""The maximum number of lines in one chart; the highest lines are drawn."""
 GAP = 2.5
-"""Rows further apart than this many times their length have something missing between them."""
+"""The distance of two rows, in row lengths, above which values between them are missing."""
 
 
 class ChartLine(msgspec.Struct):
@@ -47,7 +47,7 @@ Line = tuple[str, str, str]
 
 
 def rows_of(request: Request, service: Service) -> list[HistoryRow]:
-    """The rows of the range that a request names."""
+    """Returns the rows in the range that a request names."""
     name = request.query_params.get("range") or "15m"
     if name not in RANGES:
         raise ConfigError(f"range is one of {', '.join(RANGES)}, not {name[:20]!r}")
@@ -56,7 +56,7 @@ def rows_of(request: Request, service: Service) -> list[HistoryRow]:
 
 
 def drawn(rows: Rows, lines: Sequence[Line]) -> ChartData:
-    """Lines over the times of rows, with nothing where nothing was written down."""
+    """Returns lines over the times of rows, with None where no value was recorded."""
     times: list[float] = []
     data: list[ChartLine] = [ChartLine(label, []) for label, _, _ in lines]
     for at, row in enumerate(rows):
@@ -76,7 +76,7 @@ def drawn(rows: Rows, lines: Sequence[Line]) -> ChartData:
 
 
 def settle_times(rows: Rows, series: str) -> ChartData:
-    """The median and the slowest hundredth of the times from delivery to acknowledgement, in seconds."""
+    """Returns the median and the 99th percentile of the times from delivery to acknowledgement, in seconds."""
     data = drawn(rows, [(bucket, series, bucket) for bucket in BUCKETS])
     found = ChartData(data.times, [ChartLine("p50", []), ChartLine("p99", [])])
     for line, share in zip(found.series, (0.5, 0.99), strict=True):
@@ -88,7 +88,9 @@ def settle_times(rows: Rows, series: str) -> ChartData:
 
 
 def written_bytes(rows: Rows, series: str) -> ChartData:
-    """Events a second, times what an event of the newest block takes."""
+    """Returns the written bytes a second: events a second, multiplied by the mean size of an event in the newest
+    block.
+    """
     data = drawn(rows, [("appended", series, "appended"), ("size", series, "event_bytes")])
     appended, sizes = (line.values for line in data.series)
     found = ChartLine("bytes", [])
@@ -98,7 +100,7 @@ def written_bytes(rows: Rows, series: str) -> ChartData:
 
 
 def highest(data: ChartData) -> ChartData:
-    """The highest lines; more than a few cannot be told apart."""
+    """Returns the highest lines. More than a few lines cannot be told apart."""
     ranked = sorted(data.series, key=lambda line: -max((value or 0.0 for value in line.values), default=0.0))
     data.series = sorted(ranked[:MOST_LINES], key=lambda line: line.label)
     return data
@@ -106,20 +108,28 @@ def highest(data: ChartData) -> ChartData:
 
 # ── the charts of each page ──────────────────────────────────────────────────────────────────────────────────────────
 class Chart(msgspec.Struct):
-    """A chart as a page names it, and what it draws of rows and of the names that the page is about."""
+    """A chart by its name on the page, with the function that makes its lines from rows and from the names on the
+    page.
+    """
 
     id: str
     title: str
     unit: str
-    """rate, count, seconds, bytes: how its values are written."""
+    """The unit of its values: rate, count, seconds or bytes."""
     draw: Callable[[Rows, Sequence[str]], ChartData]
     stacked: bool = False
     tiles: dict[str, str] = {}
-    """The tile of the page that says what a line is now, by the line's label: both say the same at any time."""
+    """By a line's label: the tile of the page with the line's present value.
+
+    The tile and the line always show the same value.
+    """
 
 
 def _of(kind: str, *fields: str) -> Callable[[Rows, Sequence[str]], ChartData]:
-    """Lines for fields of one series, each `label=field`; the page's names are the series' name."""
+    """Returns lines for the fields of one series, each `label=field`.
+
+    The page's names make up the name of the series.
+    """
     lines = [field.rpartition("=")[::2] for field in fields]
 
     def draw(rows: Rows, names: Sequence[str]) -> ChartData:
@@ -130,12 +140,12 @@ def _of(kind: str, *fields: str) -> Callable[[Rows, Sequence[str]], ChartData]:
 
 
 def _flows(field: str) -> Callable[[Rows, Sequence[str]], ChartData]:
-    """A line for each flow that the page names."""
+    """Returns a line for each flow that the page names."""
     return lambda rows, names: highest(drawn(rows, [(name, series_of("flow", name), field) for name in names]))
 
 
 def _lags(rows: Rows, names: Sequence[str]) -> ChartData:
-    """A line for each consumer; the topic's name comes first."""
+    """Returns a line for each consumer. The first name is the topic."""
     topic, *consumers = names
     return highest(drawn(rows, [(name, series_of("consumer", topic, name), "lag") for name in consumers]))
 

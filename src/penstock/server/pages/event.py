@@ -1,4 +1,4 @@
-"""The page of one event, and of the events that belong together: what caused what."""
+"""The page of one event, and of related events: causes and effects."""
 
 from __future__ import annotations
 
@@ -23,25 +23,25 @@ from penstock.server.pages.parts import Content
 from penstock.server.service import Refused, Service, existing_topic, guarded
 
 SHOWN_BYTES: Final = 1 << 20
-"""Bytes of a payload that a page shows; the API has the whole payload."""
+"""The number of payload bytes on a page. The API returns the whole payload."""
 SOUGHT_EFFECTS: Final = 100
-"""Effects of a message among which its dead letter is looked for."""
+"""The number of a message's effects that are searched for its dead letter."""
 SHOWN_EFFECTS: Final = 20
-"""Effects of an event that are listed; the tree shows more."""
+"""The number of an event's effects in the list. The tree shows more effects."""
 
 
 class EventPayload(msgspec.Struct):
-    """A payload as text, and what is to be known of it."""
+    """A payload as text, with its format."""
 
     text: str
     size: str
     format: str
-    """json, text or bytes."""
+    """The format: json, text or bytes."""
     cut: bool = False
 
 
 def payload_of(event: Event) -> EventPayload:
-    """A payload for reading: JSON in its own layout, bytes in hexadecimal."""
+    """Returns a payload for reading: JSON keeps its layout, bytes are in hexadecimal."""
     raw = event.raw
     size = show_size(len(raw))
     if event.binary:
@@ -55,7 +55,7 @@ def payload_of(event: Event) -> EventPayload:
 
 
 def failure_of(request: Request, service: Service, event: Event) -> FailedMessage | None:
-    """Why a message was given up: from a dead letter's headers, or from its queue."""
+    """Returns why a message was given up, from a dead letter's headers or from its queue."""
     if "dead-reason" in event.headers:
         return letter(event)
     group = request.query_params.get("group") or "default"
@@ -67,17 +67,20 @@ def failure_of(request: Request, service: Service, event: Event) -> FailedMessag
 
 
 def _letter_of(event: Event, effects: Iterable[Event]) -> Event | None:
-    """The newest dead letter among what a message caused; None when it is none's original."""
+    """Returns the newest dead letter among the effects of a message; None when there is none."""
     ids = [one for one in effects if one.headers.get("dead-id") == event.id]
     return max(ids, key=lambda one: one.recorded_at, default=None)
 
 
 def _original(service: Service, failure: FailedMessage) -> Event | None:
-    """The message that a dead letter was; None when it is not stored any more, which a settled one need not be."""
+    """Returns the message that became a dead letter; None when the message is not stored any more.
+
+    A settled message may be removed.
+    """
     seq = failure.event.headers.get("dead-seq", "")
     if not (seq.isascii() and seq.isdigit() and len(seq) <= 18):
         return None
-    with suppress(PenstockError):  # anyone may push a letter's headers: they may name nothing
+    with suppress(PenstockError):  # any client may push such headers: they may name nothing
         return service.journal.topic(failure.queue).get(int(seq))
     return None
 
@@ -91,8 +94,10 @@ def _waits(service: Service, died: Event) -> bool:
 
 
 def message_of(service: Service, event: Event) -> list[inspect.QueueMessage] | None:
-    """Returns the state of an event as a message, with each group that has not settled it; None when its topic is no
-    queue."""
+    """Returns the state of an event as a message, with each group that has not settled it.
+
+    Returns None when its topic is not a queue.
+    """
     try:
         found = service.journal.queue(event.topic, create=False).messages(after=event.seq - 1, limit=1)
     except UnknownQueue:
@@ -102,7 +107,7 @@ def message_of(service: Service, event: Event) -> list[inspect.QueueMessage] | N
 
 @guarded("read")
 def event_page(request: Request, service: Service) -> Response:
-    """An event as a page, or, with `part=1`, as the part of one that lists show beside themselves."""
+    """Returns an event as a page, or, with `part=1`, as the part that lists show beside themselves."""
     topic = existing_topic(request, service)
     name = request.path_params["event"]
     event = topic.get(int(name)) if name.isdecimal() and len(name) <= 18 else topic.find(name)
@@ -141,7 +146,7 @@ def event_page(request: Request, service: Service) -> Response:
 
 # ── causes ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 MOST_SHOWN: Final = 200
-"""Events of a correlation that are shown; more is a wall, not a picture."""
+"""The maximum number of events of a correlation on a page. More events are not readable."""
 
 
 @guarded("read")

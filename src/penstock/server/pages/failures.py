@@ -1,4 +1,4 @@
-"""Messages that were given up, as a page shows them: grouped by their errors, and one by one, the newest first."""
+"""Messages that were given up, as a page shows them: grouped by error, and one by one, newest first."""
 
 from __future__ import annotations
 
@@ -20,47 +20,49 @@ from penstock.server.pages.parts import ROWS
 
 
 class FailurePage(msgspec.Struct):
-    """A page of given-up messages, the newest first, and the queries of the pages before and after."""
+    """A page of given-up messages, newest first, with the queries of the pages before and after."""
 
     items: list[FailedMessage]
     name: str
     where: str = ""
-    """The condition that was typed."""
+    """The condition that a person typed."""
     error: str = ""
-    """The text that their errors contain."""
+    """The text that the errors contain."""
     chosen: str = ""
-    """Both as one condition."""
+    """`where` and `error` as one condition."""
     problem: str | None = None
-    """The problem of the condition."""
+    """The error in the condition."""
     looked: int | None = None
-    """The number of rows that were looked at, when the search stopped before the end."""
+    """The number of rows that were searched, when the search stopped before the end."""
     first: str | None = None
     before: str | None = None
     after: str | None = None
     kept: list[tuple[str, str]] = []
     """The other parameters of the address."""
     groups: list[ErrorGroup] = []
-    """The newest of them by their error, the most frequent first."""
+    """The newest of the messages, grouped by error, most frequent error first."""
     grouped: int | None = None
-    """The number of failures that were grouped, when there are more."""
+    """The number of failures that were grouped, when there are more failures."""
     full: str = ""
-    """The query of the page with whole errors, or with their beginnings."""
+    """The query of the same page with whole errors, or with only the beginnings of errors."""
     is_full: bool = False
 
 
 TRAIL: Final = 20
-"""Pages whose beginnings the address remembers: so far one can turn back, and from there to the first."""
+"""The number of pages whose beginnings the address remembers: a person can turn back that many pages, and from there
+to the first page.
+"""
 GROUPED: Final = 1_000
-"""Messages that were given up, the newest, that a page groups by their errors."""
+"""The number of the newest given-up messages that a page groups by error."""
 SOUGHT: Final = 2_000
-"""Given-up messages that a page filters before it shows the matches."""
+"""The maximum number of given-up messages that a page searches for matches."""
 
 
 def failure_page(request: Request, name: str, behind: Callable[[str], Iterable[FailedMessage]]) -> FailurePage:
-    """Returns the page that a request asks for: messages that match `NAME-where`, with `NAME-error` in their error.
+    """Returns the page that a request asks for: messages that match `NAME-where`, with `NAME-error` in their errors.
 
-    `NAME-after` has the cursors at which this page and the pages before it begin. `behind` reads on from a cursor, so
-    that no page costs more than the first, however many messages were given up.
+    `NAME-after` has the cursors at which this page and the pages before it begin. `behind` continues reading at a
+    cursor. So a page costs no more than the first page, however many messages were given up.
     """
     query = dict(request.query_params)
     own, chosen_by, text_key = f"{name}-after", f"{name}-where", f"{name}-error"

@@ -1,4 +1,4 @@
-"""The page of everything that is wrong: findings, and workers that gave up."""
+"""The page of all problems: findings, and workers that gave up."""
 
 from __future__ import annotations
 
@@ -28,8 +28,10 @@ WORKER_COLUMNS: Final[parts.Columns[workers.WorkerFailure]] = (
 
 
 def health_page(request: Request, service: Service, sample: Sample) -> Content:
-    """Every finding, gravest first; workers that gave up: where they ran, when and why; their reports have the
-    traceback."""
+    """Returns every finding, gravest first, and the workers that gave up: where they ran, when they gave up, and why.
+
+    Their reports have the traceback.
+    """
     base, may_admin = parts.base_of(request), parts.can(request, "admin")
 
     def finding(one: Finding, cells: list[str]) -> Row:

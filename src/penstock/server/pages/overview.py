@@ -41,7 +41,7 @@ BRIEF_TOPIC_COLUMNS: Final[parts.Columns[TopicSample]] = (
     ListColumn("Lag", _worst_lag, parts.number),
     LAST_EVENT,
 )
-"""The columns that fit beside the queues."""
+"""The columns that a table beside the queues has room for."""
 
 
 def titled(group: QueueSample) -> str:
@@ -79,11 +79,11 @@ SHORT_COLUMNS: Final[parts.Columns[QueueSample]] = (
     ListColumn("Failed", lambda group: group.failed, parts.number),
     ListColumn("Dead", _dead, parts.number),
 )
-"""The columns that fit beside the topics."""
+"""The columns that a table beside the topics has room for."""
 
 
 def queue_row(base: str, sample: Sample) -> Callable[[QueueSample, list[str]], Row]:
-    """A group of a queue as a row, with the way to its page."""
+    """Returns a group of a queue as a row, with the link to its page."""
     levels: dict[tuple[str, str], list[Finding]] = {}
     for one in sample.findings:
         levels.setdefault((one.subject, one.detail), []).append(one)
@@ -101,7 +101,10 @@ def sought(request: Request) -> str:
 
 
 def topic_table(request: Request, sample: Sample, columns: parts.Columns[TopicSample] = TOPIC_COLUMNS) -> Table:
-    """Topics whose names have `q` in them, with `system` also penstock's; queues are in the other table."""
+    """Returns the topics with `q` in their names; with `system`, penstock's own topics too.
+
+    The queues are in the other table.
+    """
     base, query, with_system = parts.base_of(request), sought(request).lower(), "system" in request.query_params
     own = [topic for topic in sample.topics.values() if topic.name not in sample.queues and query in topic.name.lower()]
     found = [topic for topic in own if with_system or not is_system(topic.name)]
@@ -119,19 +122,19 @@ def queue_table(request: Request, sample: Sample, columns: parts.Columns[QueueSa
 
 
 def system_topics(request: Request, sample: Sample) -> tuple[int, bool, str]:
-    """Returns the number of topics that are penstock's own, whether they show, and the query that switches that."""
+    """Returns the number of penstock's own topics, whether the list shows them, and the query that switches this."""
     shown = "system" in request.query_params
     kept = {name: value for name, value in request.query_params.items() if name != "system"}
     return sum(is_system(name) for name in sample.topics), shown, urlencode(kept if shown else {**kept, "system": "1"})
 
 
 def own_topics(sample: Sample) -> list[str]:
-    """The topics that are neither queues nor penstock's."""
+    """Returns the topics that are neither queues nor penstock's own."""
     return [name for name in sample.topics if name not in sample.queues and not is_system(name)]
 
 
 def tiles(sample: Sample) -> list[Tile]:
-    """The journal in eight numbers."""
+    """Returns the eight numbers that summarise the journal."""
     groups = [group for found in sample.queues.values() for group in found]
     oldest = max((group.oldest_age for group in groups if group.oldest_age is not None), default=None)
     return [

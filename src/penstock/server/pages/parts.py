@@ -1,10 +1,10 @@
-"""The parts that pages are made of: tables, tiles and numbers as values, and the frame that every page stands in.
+"""The parts of pages: tables, tiles and numbers as values, and the frame around every page.
 
-A table is a value: its first state is rendered into the page, later ones are sent as documents, and the script puts
-them into the same cells. So there is one description of a row, and it is here. However many topics, queues, groups,
-workers, schedules or consumers there are, a page costs what fifty rows cost.
+A table is a value. The page is rendered with the table's first state; later states are sent as documents, and the
+script puts them into the same cells. So a row is described in one place: here. However many topics, queues, groups,
+workers, schedules or consumers there are, a page costs as much as fifty rows.
 
-A template under `templates/` extends `frame.html` (or `bare.html`, for those who are not known yet); everything is
+A template under `templates/` extends `frame.html`, or `bare.html` for people who are not logged in. All output is
 escaped. Scripts and styles are files under `static/`: the content security policy allows nothing else.
 """
 
@@ -32,19 +32,19 @@ from penstock.server.service import Service, guarded, sse
 T = TypeVar("T")
 
 PREVIEW: Final = 300
-"""Characters of a payload in a list."""
+"""The number of characters of a payload in a list."""
 TYPED_BYTES: Final = 16 << 10
-"""A payload that is longer is no template for what a person types."""
+"""The maximum size of a payload that a form offers as a template, in bytes."""
 
 
 # ── numbers, times, texts ────────────────────────────────────────────────────────────────────────────────────────────
 def number(value: int | float | None) -> str:
-    """A count with its thousands apart."""
+    """Returns a count with its thousands apart."""
     return "–" if value is None else f"{value:,.0f}"
 
 
 def rate(value: float | None) -> str:
-    """Something a second."""
+    """Returns a rate per second."""
     if value is None:
         return "–"
     return f"{value:,.0f}/s" if value >= 10 or value == 0 else f"{value:.1f}/s"
@@ -56,27 +56,27 @@ def age(seconds: float | None) -> str:
 
 
 def moment(value: datetime | None) -> str:
-    """A time, for a cell or a `time` element; the script shows it in the reader's zone."""
+    """Returns a time for a cell or a `time` element. The script shows the time in the reader's zone."""
     return "–" if value is None else value.isoformat(timespec="milliseconds")
 
 
 def second(value: datetime | None) -> str:
-    """A time to the second."""
+    """Returns a time without fractions of a second."""
     return "–" if value is None else value.isoformat(timespec="seconds")
 
 
 def position(seq: int) -> str:
-    """A message's or event's position."""
+    """Returns the position of a message or event."""
     return f"#{seq}"
 
 
 def text(value: object) -> str:
-    """Anything else, on one line."""
+    """Returns any other value, on one line."""
     return str(value or "–").partition("\n")[0]
 
 
 def preview(event: Event) -> str:
-    """The beginning of a payload, on one line."""
+    """Returns the beginning of a payload, on one line."""
     raw = event.raw
     if event.binary:
         return f"{show_size(len(raw))} of bytes"
@@ -85,38 +85,38 @@ def preview(event: Event) -> str:
 
 
 def payload_text(event: Event) -> str:
-    """A payload as a person would type it; empty when it is too long for that."""
+    """Returns a payload as a person would type it; empty when the payload is too long."""
     raw = event.raw
     return "" if len(raw) > TYPED_BYTES else msgspec.json.format(raw, indent=2).decode("utf-8", "replace")
 
 
 def segment(name: str) -> str:
-    """A name as one segment of a path."""
+    """Returns a name as one segment of a path."""
     return quote(name, safe="")
 
 
 def document(value: dict[str, str]) -> str:
-    """Fields as JSON, for an attribute; escaped like any other text."""
+    """Returns fields as JSON for an attribute; the text is escaped like any other text."""
     return msgspec.json.encode(value).decode()
 
 
 # ── tables, tiles ────────────────────────────────────────────────────────────────────────────────────────────────────
 class ActButton(msgspec.Struct, omit_defaults=True):
-    """A button that does something about a row."""
+    """A button that changes the thing in a row."""
 
     label: str
     act: str
     fields: dict[str, str]
     in_menu: bool = False
-    """True for what destroys: a menu has to be opened first."""
+    """True for an act that destroys something: a person must open a menu first."""
 
 
 Level = Literal["", "warning", "alert"]
-"""The level of attention that a row needs: what was paused, waits or falls behind is no failure."""
+"""The level of attention that a row needs. Things that are paused, wait or fall behind are warnings, not failures."""
 
 
 class Row(msgspec.Struct, omit_defaults=True):
-    """A row: what it is known by, where it leads, what its cells say."""
+    """A row: its id, its link, and the texts of its cells."""
 
     key: str
     cells: list[str]
@@ -129,54 +129,54 @@ class Row(msgspec.Struct, omit_defaults=True):
 
 
 class Pager(msgspec.Struct):
-    """The place of a page of a long table among the others, and the links to the others."""
+    """The place of a page in a long table, and the links to the other pages."""
 
     page: int
     pages: int
     total: int
     before: str | None
-    """The query of the page before."""
+    """The query of the previous page."""
     after: str | None
     filter: str
-    """The parameter that filters the table."""
+    """The parameter that filters the table's rows."""
     wanted: str = ""
     kept: list[tuple[str, str]] = []
     """The other parameters of the address."""
 
 
 class Table(msgspec.Struct):
-    """Rows under headings; `numeric` names the columns that are numbers, from 0."""
+    """Rows under headings. `numeric` holds the indexes of the columns with numbers, from 0."""
 
     id: str
     columns: list[str]
     rows: list[Row]
     numeric: list[int]
     minor: list[int]
-    """Columns that a phone has no room for."""
+    """The columns that a narrow screen has no room for."""
     empty: str
     has_buttons: bool = False
     """True if rows end with buttons."""
     opens: bool = False
-    """True if rows are events that open beside the table."""
+    """True if the rows are events that open beside the table."""
     sorts: list[tuple[str, str]] = []
-    """For each column the query that puts rows in its order, and how they are in its order now."""
+    """For each column: the query that sorts the rows by it, and the present order by it."""
     pager: Pager | None = None
-    """The page of a table that is longer than a page."""
+    """The place of this page in a table that has several pages."""
     following: str | None = None
-    """The query of the rows that come after, in a table whose rows are not counted."""
+    """The query of the next rows, in a table whose rows are not counted."""
 
 
 class ListColumn(msgspec.Struct, Generic[T]):
-    """A column of a list: its title, its value of a thing, and how that is written.
+    """A column of a list: its title, the function that reads its value, and the function that writes the value.
 
-    Rows can be put in its order: of numbers the largest first, of text the first.
+    A person can sort the rows by the column: numbers with the largest first, texts in alphabetical order.
     """
 
     title: str
     value: Callable[[T], Any]
     show: Callable[[Any], str] = text
     minor: bool = False
-    """True if a phone has no room for it."""
+    """True if a narrow screen has no room for the column."""
 
     @property
     def name(self) -> str:
@@ -190,16 +190,16 @@ class ListColumn(msgspec.Struct, Generic[T]):
         return self.show(self.value(one))
 
     def order(self, one: T) -> Any:
-        """Returns the key by which rows are compared: what has no number comes last."""
+        """Returns the sort key of a row. Rows without a number come last."""
         value = self.value(one) if self.numeric else self.cell(one)
         return -1 if value is None else value
 
 
 Columns = Sequence[ListColumn[T]]
 ROWS: Final = 50
-"""Rows of a table on one page."""
+"""The number of a table's rows on one page."""
 FILTERED: Final = 12
-"""Rows above which a table has a field to filter it."""
+"""The number of rows above which a table has a field to filter them."""
 
 
 def table(
@@ -212,7 +212,7 @@ def table(
     buttons: bool = False,
     opens: bool = False,
 ) -> Table:
-    """A table of all things, in their order; `row` makes a row of one and its cells."""
+    """Returns a table of all things, in their order. `row` makes a row from a thing and its cells."""
     rows = [row(one, [column.cell(one) for column in columns]) for one in items]
     numeric = [at for at, column in enumerate(columns) if column.numeric]
     minor = [at for at, column in enumerate(columns) if column.minor]
@@ -230,8 +230,11 @@ def listing(
     usual: str,
     buttons: bool = False,
 ) -> Table:
-    """A table of those things that a request asks for with `ID-sort`, `ID-page` and, to filter them, `ID-q`; fifty at a
-    time, and all of it kept in the address. `usual` is the order when it says none, backwards with a minus."""
+    """Returns a table of the things that a request asks for with `ID-sort`, `ID-page` and `ID-q`, which filters them.
+
+    A page has fifty rows, and the address keeps the whole choice. `usual` is the order when the request names none; a
+    minus reverses it.
+    """
     query = dict(request.query_params)
     sort_key, page_key, filter_key = f"{id}-sort", f"{id}-page", f"{id}-q"
     wanted = query.get(filter_key, "").strip()[:200].lower()
@@ -244,7 +247,7 @@ def listing(
     whole = len(found)
     if wanted:
         found = [one for one in found if any(wanted in column.cell(one).lower() for column in columns)]
-    found.sort(key=columns[0].order)  # equal rows by their first column
+    found.sort(key=columns[0].order)  # orders equal rows by their first column
     found.sort(key=by.order, reverse=backwards != by.numeric)
     pages = max(1, -(-len(found) // ROWS))
     page = min(max(1, int(asked)) if asked.isdecimal() and len(asked) < 6 else 1, pages)
@@ -263,7 +266,7 @@ def listing(
 
 
 class Tile(msgspec.Struct):
-    """A number that matters, with what it is."""
+    """An important number, with its label."""
 
     id: str
     label: str
@@ -272,13 +275,13 @@ class Tile(msgspec.Struct):
 
 
 def count_tile(id: str, label: str, count: int, alert: bool = False) -> Tile:
-    """A count; with `alert`, any but 0 wants attention."""
+    """Returns a tile with a count. With `alert`, any count but 0 needs attention."""
     return Tile(id, label, number(count), alert and count > 0)
 
 
 # ── the first line of every page ─────────────────────────────────────────────────────────────────────────────────────
 class HealthLink(msgspec.Struct):
-    """Something that is wrong, and where to look at it."""
+    """A problem, and the link to the page about it."""
 
     says: str
     href: str
@@ -286,7 +289,7 @@ class HealthLink(msgspec.Struct):
 
 
 WARNINGS: Final = frozenset(("writer", "unattended", "paused", "oldest", "lag"))
-"""Findings of something that waits; the others are of something that failed."""
+"""Findings about things that wait. The other findings are about failures."""
 
 
 def level_of(finding: Finding) -> Level:
@@ -308,7 +311,7 @@ def health(findings: Sequence[Finding], base: str) -> list[HealthLink]:
 
 
 def page_of_finding(finding: Finding) -> str:
-    """The page, and the part of it, that a finding is about."""
+    """Returns the page, and the part of the page, that a finding is about."""
     name = segment(finding.subject)
     queue = f"/queues/{name}?{urlencode({'group': finding.detail})}"
     pages = {
@@ -360,7 +363,7 @@ KEYS: Final = {
 
 @cache
 def environment() -> Environment:
-    """The templates; compiled once for the process."""
+    """Returns the templates, which are compiled once per process."""
     made = Environment(
         loader=PackageLoader("penstock.server.pages"),
         autoescape=True,
@@ -390,9 +393,9 @@ class Content(msgspec.Struct):
     title: str
     tiles: list[Tile] = []
     tables: dict[str, Table] = {}
-    """By the names that the template has for them."""
+    """Tables, by their names in the template."""
     values: Callable[[], Mapping[str, object]] = dict
-    """The other values that the template needs; it does not change while the page is open."""
+    """The other values for the template. They do not change while the page is open."""
     kind: str = ""
     """The noun in the title."""
 
@@ -412,7 +415,7 @@ class Update(msgspec.Struct, omit_defaults=True):
 def page(
     request: Request, service: Service, content: Content, *, status: int = 200, live: str = "/live/health"
 ) -> HTMLResponse:
-    """A whole page. `live` is the path of the stream that keeps it fresh."""
+    """Returns a whole page. `live` is the path of the stream that keeps the page fresh."""
     base = base_of(request)
     location = service.journal.backend.engine.location or "memory"
     frame = {
@@ -434,8 +437,10 @@ def page(
 
 
 def page_and_stream(path: str, show: Show) -> list[BaseRoute]:
-    """The route of a page, and that of the server-sent events that keep it fresh: its tiles and tables as they are at
-    every sample, and how the journal does."""
+    """Returns the route of a page and the route of its server-sent events.
+
+    These keep the page fresh: they send its tiles and tables at every sample, and the health of the journal.
+    """
 
     @guarded("read")
     def whole(request: Request, service: Service) -> Response:
@@ -445,7 +450,8 @@ def page_and_stream(path: str, show: Show) -> list[BaseRoute]:
 
     @guarded("read")
     async def live(request: Request, service: Service) -> Response:
-        await run_in_threadpool(show, request, service, service.sampler.newest)  # what is not there is refused here
+        # a missing topic or queue is refused here
+        await run_in_threadpool(show, request, service, service.sampler.newest)
 
         def changed(sample: Sample) -> Update:
             content = show(request, service, sample)
@@ -462,12 +468,12 @@ def page_and_stream(path: str, show: Show) -> list[BaseRoute]:
 
 
 def part(request: Request, template: str, values: Mapping[str, object], status: int = 200) -> HTMLResponse:
-    """A part of a page, for the script to put into one."""
+    """Returns a part of a page, which the script puts into the page."""
     may = {"may_write": can(request, "write"), "may_admin": can(request, "admin")}
     return bare_page(request, template, {**may, **values}, status)
 
 
 def bare_page(request: Request, template: str, values: Mapping[str, object], status: int = 200) -> HTMLResponse:
-    """A page without navigation: for those who are not known yet, and for what went wrong."""
+    """Returns a page without navigation, for people who are not logged in, and for errors."""
     rendered = environment().get_template(template).render(values, base=base_of(request))
     return HTMLResponse(rendered, status, headers={"Cache-Control": "no-store"})

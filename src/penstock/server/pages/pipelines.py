@@ -1,4 +1,4 @@
-"""The page of pipelines, as they report themselves, and of every named cursor with its lag."""
+"""The page of pipelines, with their own reports, and of every named cursor with its lag."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class NamedCursor(msgspec.Struct):
 
     @property
     def lag(self) -> int:
-        """The number of events its reader has left to read."""
+        """The number of events that its reader has not read yet."""
         return self.topic.lags[self.consumer]
 
 
@@ -55,12 +55,16 @@ FOLLOWER_COLUMNS: Final[parts.Columns[NamedCursor]] = (
 
 
 def pipelines_page(request: Request, service: Service, sample: Sample) -> Content:
-    """Flows as they last reported; why they failed, whole; and named cursors, of which a streaming query read with the
-    `consumer` option is one."""
+    """Returns flows as they last reported, with the whole error of each failed flow, and the named cursors.
+
+    A streaming query with the `consumer` option reads with such a cursor.
+    """
     base, found = parts.base_of(request), pipelines.status(service.journal)
 
     def page_of(name: str) -> str:
-        """The page of a topic or queue that a flow reads or writes; nothing when it is no name of this journal's."""
+        """Returns the page of the topic or queue that a flow reads or writes; None when this journal has no such
+        name.
+        """
         page = "queues" if name in sample.queues else "topics" if name in sample.topics else ""
         return page and f"{base}/{page}/{parts.segment(name)}"
 

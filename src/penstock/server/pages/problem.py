@@ -1,4 +1,4 @@
-"""The pages of failures: an address that leads nowhere, and a request that was refused."""
+"""The pages of errors: an unknown address, or a refused request."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ HEADINGS: Final = {
     421: "Another server's name",
     503: "Too busy just now",
 }
-"""The failure in a person's words, by status; programs read the error's name."""
+"""The error in plain words, by status. Programs read the error's name instead."""
 
 
 def problem_page(request: Request, status: int, message: str) -> HTMLResponse:
-    """Returns the page of a failure; with the navigation for those who are known, while the journal answers."""
+    """Returns the page of an error. It has the navigation if the person is logged in and the journal answers."""
     heading = HEADINGS.get(status, "That did not work" if status < 500 else "The server failed")
     message = message[:1].upper() + message[1:]
     service: Service = request.app.state.service
@@ -48,7 +48,7 @@ def problem_page(request: Request, status: int, message: str) -> HTMLResponse:
 
 
 def _missing(request: Request, service: Service) -> tuple[str, dict[str, object]]:
-    """Returns a heading and values that say what is missing, and what its address may have meant."""
+    """Returns a heading and values that say what is missing, and which address the person may have meant."""
     base, sample = base_of(request), service.sampler.newest
     parts_of_path = [unquote(part) for part in request.url.path.removeprefix(base).strip("/").split("/")]
     kind, name = parts_of_path[0], parts_of_path[1] if len(parts_of_path) > 1 else ""

@@ -1,4 +1,4 @@
-"""The page of a queue: its messages by state, its failures, workers, schedules, groups, policy."""
+"""The page of a queue: its messages by state, its failures, workers, schedules, groups and policy."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from penstock.server.pages.workers import WorkerAtQueue, worker_table
 from penstock.server.service import Service, existing_queue
 
 SHOWN_GROUPS: Final = 8
-"""Groups that have a link of their own; of more there is a table."""
+"""The number of groups with their own links. When there are more groups, the page shows a table."""
 MESSAGE_STATES: Final = (("", "all"), *((state, state.replace("_", " ")) for state in inspect.STATES))
 QUEUE_TABS: Final = {
     "messages": "Messages",
@@ -48,7 +48,7 @@ GROUP_COLUMNS: Final = (ListColumn[QueueSample]("Group", lambda one: one.group),
 
 
 def holder_or_error(one: inspect.QueueMessage) -> str | None:
-    """Returns the consumer that has a message, with its progress; of any other message its last error."""
+    """Returns the consumer that holds a message, with its progress; for any other message, its last error."""
     if one.state != "in_flight":
         return one.error
     return ": ".join(str(said) for said in (one.consumer, one.progress) if said)
@@ -68,12 +68,12 @@ MESSAGE_COLUMNS: Final[parts.Columns[inspect.QueueMessage]] = (
 
 
 def queue_tiles(found: QueueSample) -> list[Tile]:
-    """The messages of a group, by state."""
+    """Returns the tiles with the numbers of a group's messages, by state."""
     if found.letters is None:
         first = count_tile("ready", "Ready", found.ready)
         dead = count_tile("dead-count", "Dead letters", found.dead, alert=True)
     else:
-        # Its messages are other queues' dead letters: no consumer is behind with them.
+        # A dead-letter queue holds other queues' dead letters, so none of its consumers is behind.
         first = count_tile("ready", "Dead letters here", found.letters, alert=True)
         dead = count_tile("dead-count", "Dead letters of its own", found.dead, alert=True)
     return [
@@ -88,7 +88,7 @@ def queue_tiles(found: QueueSample) -> list[Tile]:
 
 
 class QueueView:
-    """The part of a queue that a request wants to see: a group of it, and one of its tabs."""
+    """The part of a queue that a request shows: one group and one tab."""
 
     def __init__(self, request: Request, service: Service, sample: Sample) -> None:
         self.request, self.service, self.sample = request, service, sample
@@ -112,7 +112,7 @@ class QueueView:
         self.may_write, self.may_admin = parts.can(request, "write"), parts.can(request, "admin")
 
     def tables(self) -> dict[str, Table]:
-        """The tables of the tab, as they are now."""
+        """Returns the present tables of the tab."""
         if self.tab == "workers":
             return {"workers": self._workers()}
         if self.tab == "schedules":
@@ -148,7 +148,7 @@ class QueueView:
         }
 
     def _pending(self) -> Table:
-        """Messages in flight, with what can be done about each."""
+        """Returns the messages in flight, with the buttons for each message."""
 
         def row(held: inspect.PendingDelivery, cells: list[str]) -> Row:
             fields = {"queue": self.name, "token": held.token}
@@ -166,7 +166,7 @@ class QueueView:
         return made
 
     def _messages(self) -> Table:
-        """Messages that are not settled, with what there is to say of them in this queue and what can be done."""
+        """Returns unsettled messages, with their columns and buttons for this queue."""
         group = self.group if self.has_groups else None
         found = self.queue.messages(self.state, group=group, after=self.after, limit=parts.ROWS + 1)
         seqs = sorted({one.seq for one in found})
@@ -193,8 +193,9 @@ class QueueView:
         return f"{self.base}/topics/{parts.segment(self.name)}/events/{seq}"
 
     def _workers(self) -> Table:
-        """Workers, and other consumers that gave their name: where, since when, their last sign of life, what they
-        hold."""
+        """Returns the workers, and other consumers that gave their names: where they run, since when, their last
+        sign of life, and the messages that they hold.
+        """
 
         found = [WorkerAtQueue(self.name, one) for one in self.queue.consumers()]
         return worker_table(self.request, found, ("Queue",) if self.has_groups else ("Queue", "Group"))

@@ -1,4 +1,4 @@
-"""The routes of the console, and the pages that show nothing of the journal: login, the API to read, static files."""
+"""The routes of the console, and the pages without data of the journal: login, the API document, static files."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ VENDORED: Final = ("vendor/uplot/uPlot.iife.min.js", "vendor/uplot/uPlot.min.css
 
 @cache
 def _contents(name: str) -> tuple[bytes, str] | None:
-    """A file and the tag that its contents are known by; None for what is no file of the page."""
+    """Returns a file and the tag of its contents; None when the page has no such file."""
     folder = files("penstock.server").joinpath("static")
     if name not in VENDORED and not any(name == one.name and one.is_file() for one in folder.iterdir()):
         return None
@@ -48,14 +48,14 @@ def _contents(name: str) -> tuple[bytes, str] | None:
 
 
 async def static_file(request: Request) -> Response:
-    """A file of the page itself; nothing in it is a user's data, so it needs no token."""
-    # Browsers ask for /favicon.ico beside an answer that is no page: an event as JSON, an error.
+    """Returns a file of the page itself. Such a file contains no user data, so it needs no token."""
+    # Browsers also request /favicon.ico when the answer is not a page: an event as JSON, or an error.
     name = request.path_params.get("name", "icon.svg")
     found = _contents(name)
     if found is None:
         return Response(status_code=404)
     contents, tag = found
-    # A browser asks each time, so that a page and its scripts are of one version; mostly the answer is 304.
+    # A browser asks each time, so that a page and its scripts have the same version. Usually the answer is 304.
     headers = {"Cache-Control": "no-cache", "ETag": tag}
     if request.headers.get("if-none-match") == tag:
         return Response(status_code=304, headers=headers)
@@ -64,15 +64,15 @@ async def static_file(request: Request) -> Response:
 
 # ── logging in: a token traded for a cookie that scripts cannot read and other sites cannot use ──────────────────────
 WRONG_TOKEN_PAUSE: Final = 0.5
-"""Seconds an answer to a wrong token takes, so that guessing is slow."""
+"""The number of seconds that an answer to a wrong token takes, so that guessing is slow."""
 
 
 NEXT: Final = "next"
-"""The parameter of the login page with the address that was asked for."""
+"""The login page's parameter with the address that the person asked for."""
 
 
 def login_address(request: Request) -> str:
-    """Returns the address of the login page, which leads back to the page that was asked for."""
+    """Returns the address of the login page, which leads back to the page that the person asked for."""
     base, asked = parts.base_of(request), request.url.path
     if request.url.query:
         asked += f"?{request.url.query}"
@@ -80,7 +80,7 @@ def login_address(request: Request) -> str:
 
 
 def _wanted_page(base: str, asked: str) -> str:
-    """Returns the page to go on with after a login: a page of this console, never another site."""
+    """Returns the page that follows a login. It is always a page of this console, never another site."""
     return asked if re.match(rf"{re.escape(base)}/(?![/\\])[^\x00-\x20]*\Z", asked) else f"{base}/"
 
 
@@ -145,7 +145,7 @@ _read = cache(msgspec.json.Decoder(ApiDocument).decode)
 
 
 def _described(said: ApiDocument, one: Operation[object]) -> tuple[str, str, object]:
-    """An operation's method, its path, and what the document says of it."""
+    """Returns an operation's method, its path, and its description in the document."""
     path = PREFIX + one.path
     return one.method, path, said.paths[path][one.method.lower()]
 
@@ -176,7 +176,7 @@ PAGES: Final[dict[str, parts.Show]] = {
 
 
 def page_routes() -> list[BaseRoute]:
-    """The routes of the page."""
+    """Returns the routes of the page."""
     return [
         *(route for path, show in PAGES.items() for route in parts.page_and_stream(path, show)),
         Route("/topics/{topic}/events/{event}", event_page),

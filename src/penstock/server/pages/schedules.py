@@ -1,4 +1,4 @@
-"""The page of the periodic messages of all queues, with the ticks that come next."""
+"""The page of all queues' periodic messages, with their next ticks."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def _timing(schedule: Schedule) -> str:
 
 
 def _tick(ahead: int) -> Callable[[Schedule], datetime]:
-    """Returns the time when a schedule pushes its message, so many ticks after the next one."""
+    """Returns the time when a schedule pushes its message, a number of ticks after the next tick."""
 
     def tick(schedule: Schedule) -> datetime:
         at = schedule.next_tick
@@ -53,7 +53,7 @@ SCHEDULE_COLUMNS: Final[parts.Columns[Schedule]] = (
 
 
 def schedule_table(request: Request, found: Iterable[Schedule]) -> Table:
-    """Schedules, the next to tick first."""
+    """Returns the schedules, the next to tick first."""
     base, may_write = parts.base_of(request), parts.can(request, "write")
 
     def row(one: Schedule, cells: list[str]) -> Row:
@@ -72,6 +72,6 @@ def schedule_table(request: Request, found: Iterable[Schedule]) -> Table:
 def schedules_page(request: Request, service: Service, sample: Sample) -> Content:
     found: list[Schedule] = []
     for name in service.journal.queues():
-        with suppress(UnknownQueue):  # dropped this very moment
+        with suppress(UnknownQueue):  # dropped at this moment
             found += service.journal.queue(name, create=False).schedules()
     return Content("schedules.html", "Schedules", [], {"schedules": schedule_table(request, found)})

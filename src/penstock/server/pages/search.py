@@ -1,4 +1,4 @@
-"""The search: topics and queues by a part of their names, events by their id, their key or a text in their payload."""
+"""The search: topics and queues by a part of their names; events by id, by key, or by a text in their payloads."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from penstock.server.pages.parts import Content
 from penstock.server.service import Service
 
 FOUND: Final = 50
-"""Events after which a search stops."""
+"""The number of found events after which a search stops."""
 FOUND_SECONDS: Final = 1.0
 """The time for which a search looks for events of a key."""
 
 
 def search_page(request: Request, service: Service, sample: Sample) -> Content:
-    """Topics and queues by a part of their names, events by their id, their key or a text in their payload."""
+    """Returns topics and queues by a part of their names, and events by id, by key, or by a text in their payloads."""
     tables = {"topics": topic_table(request, sample), "queues": queue_table(request, sample)}
 
     def values() -> dict[str, object]:
@@ -39,24 +39,26 @@ def search_page(request: Request, service: Service, sample: Sample) -> Content:
 
 
 class PayloadSearch(msgspec.Struct):
-    """The result of a search in payloads, with how far it looked."""
+    """The result of a search in payloads, with the extent of the search."""
 
     events: list[Event] = []
     looked: int = 0
-    """Events."""
+    """The number of events that were searched."""
     topics: int = 0
     older: list[tuple[str, int]] = []
-    """Topics with older events that the search did not look at, and the last position that it looked at."""
+    """Topics with older events that were not searched, each with the last position that was searched."""
     following: str | None = None
-    """The topic to go on with."""
+    """The topic at which the search continues."""
 
 
 SEARCHED: Final = 2_000
-"""Events of a topic, the newest, in whose payloads a search looks."""
+"""The number of the newest events of a topic whose payloads are searched."""
 
 
 def search_payloads(service: Service, text: str, first: str) -> PayloadSearch:
-    """The newest events whose payload has a text in it, in upper or lower case, topic by topic from `first` on."""
+    """Returns the newest events whose payloads contain a text, in upper or lower case, topic by topic from `first`
+    on.
+    """
     found = PayloadSearch()
     if not text:
         return found
@@ -80,14 +82,14 @@ def search_payloads(service: Service, text: str, first: str) -> PayloadSearch:
 
 
 class Needle:
-    """A text that payloads are searched for, as people see it and as JSON writes it."""
+    """A text to find in payloads, in the form that people see and in the form that JSON has."""
 
     def __init__(self, text: str) -> None:
         lower = text.lower()
         self._forms = {lower.encode(), msgspec.json.encode(lower)[1:-1]}
 
     def is_in(self, event: Event) -> bool:
-        """Returns True when a payload has the text in it."""
+        """Returns True if a payload contains the text."""
         raw = event.raw.lower()
         return any(form in raw for form in self._forms)
 
@@ -97,8 +99,9 @@ def _searched(service: Service) -> list[str]:
 
 
 def found_events(service: Service, query: str, first: str) -> tuple[list[Event], str | None]:
-    """The event of an id, then the newest of a key, topic by topic from `first` on, for as long as a person waits; and
-    the topic to go on with, when it did not come through all of them."""
+    """Returns the event with an id, then the newest events of a key, topic by topic from `first` on, within a time
+    limit. Also returns the topic to continue with, when the search did not reach all topics.
+    """
     if not query:
         return [], None
     found: list[Event] = []
@@ -110,7 +113,7 @@ def found_events(service: Service, query: str, first: str) -> tuple[list[Event],
     for name in names_from(first, _searched(service)):
         if name != first and (len(found) >= FOUND or time.monotonic() > until):
             return found, name
-        with suppress(PenstockError):  # dropped or damaged, or no key that an event can have
+        with suppress(PenstockError):  # dropped or damaged, or a key that no event can have
             topic = service.journal.topic(name)
             of_key = topic.read(key=query, reverse=True, limit=10)
             newest = chain(of_key, topic.read(tags=query, reverse=True, limit=10))

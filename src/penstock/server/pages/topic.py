@@ -1,4 +1,4 @@
-"""The page of a topic: throughput, a live tail with filters, consumers that can be moved, settings."""
+"""The page of a topic: throughput, a live tail with filters, consumers that a person can move, and settings."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ from penstock.server.pages.search import FOUND_SECONDS, Needle
 from penstock.server.service import Service, existing_topic
 
 SHOWN: Final = 50
-"""Events a page begins with."""
+"""The number of events that a page shows at first."""
 PAGE_SCAN_LIMIT: Final = 20_000
-"""Events a page looks at for its filter before it shows what it found."""
+"""The number of events that a page filters before it shows the matches."""
 TOPIC_TABS: Final = {"events": "Events", "consumers": "Consumers", "settings": "Settings"}
 
 
@@ -91,7 +91,7 @@ def topic_page(request: Request, service: Service, sample: Sample) -> Content:
 
 
 def settings_values(settings: Settings) -> dict[str, str]:
-    """Returns the settings of a topic, in units that a person can write back."""
+    """Returns the settings of a topic, in units that a person can type."""
     return {
         "max_age": write_field(settings.max_age),
         "max_events": write_field(settings.max_events),
@@ -101,8 +101,8 @@ def settings_values(settings: Settings) -> dict[str, str]:
 
 
 def _tail(request: Request, topic: Topic) -> dict[str, object]:
-    """The newest events, and the position that the page follows from."""
-    after = topic.latest  # before the events: a page that shows none follows what comes after this
+    """Returns the newest events, and the position after which the page follows the topic."""
+    after = topic.latest  # read before the events: an empty page follows from this position
     look, problem = _look(request, topic)
     older = None
     if look.last > topic.oldest:
@@ -114,17 +114,17 @@ def _tail(request: Request, topic: Topic) -> dict[str, object]:
 
 
 class TopicLook(msgspec.Struct):
-    """The newest chosen events of a topic, newest first, and how far the look went."""
+    """The newest chosen events of a topic, newest first, and the extent of the search."""
 
     events: list[Event] = []
     last: int = 0
-    """The position of the last event that was looked at."""
+    """The position of the last event that was read."""
     looked: int | None = None
-    """The number of events that were looked at, when the look stopped before it found enough."""
+    """The number of events that were read, when the search stopped before it found enough events."""
 
 
 def _look(request: Request, topic: Topic) -> tuple[TopicLook, str | None]:
-    """The newest chosen events, and what is wrong with the choice; its form sends empty fields along."""
+    """Returns the newest chosen events, and the error in the choice. The form also sends its empty fields."""
     asked, now = request.query_params, datetime.now(UTC)
     given: dict[str, Any] = {
         name: asked.get(name, "").strip() or None for name in ("key", "key_prefix", "scope", "where")

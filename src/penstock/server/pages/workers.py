@@ -1,4 +1,4 @@
-"""The workers: the work of each, failures, and how long messages and tasks take."""
+"""The workers: their work, their failures, and the run times of messages and tasks."""
 
 from __future__ import annotations
 
@@ -46,7 +46,10 @@ NO_WORKER: Final = "no worker is there: penstock work, or queue.worker(handler)"
 
 
 def worker_table(request: Request, found: Iterable[WorkerAtQueue], left_out: Sequence[str]) -> Table:
-    """Workers, what each works on, since when, and its last failure; without the columns that say the same of all."""
+    """Returns the workers, with the message that each worker processes, since when, and its last failure.
+
+    Columns with the same value for all workers are left out.
+    """
     base, columns = parts.base_of(request), [one for one in CONSUMER_COLUMNS if one.title not in left_out]
 
     def row(worker: WorkerAtQueue, cells: list[str]) -> Row:
@@ -76,7 +79,7 @@ class RunTimes(msgspec.Struct):
         return sum(self.counts)
 
     def seconds(self, share: float) -> float | None:
-        """The time within which a share of them were settled."""
+        """Returns the time within which a share of the messages were settled."""
         found = quantile_ms(self.counts, share)
         return None if found is None else found / 1000
 
@@ -107,13 +110,13 @@ TASK_COLUMNS: Final[parts.Columns[TaskAtQueue]] = (
 
 
 def workers_page(request: Request, service: Service, sample: Sample) -> Content:
-    """Every worker of every queue, and how long messages take."""
+    """Returns every worker of every queue, and the run times of messages."""
     base = parts.base_of(request)
     busy = {name: groups for name, groups in sample.queues.items() if any(one.workers or one.gone for one in groups)}
     found: list[WorkerAtQueue] = []
     tasks: list[TaskAtQueue] = []
     for name in busy:
-        with suppress(UnknownQueue):  # dropped this very moment
+        with suppress(UnknownQueue):  # dropped at this moment
             queue = service.journal.queue(name, create=False)
             found += [WorkerAtQueue(name, one) for one in queue.consumers()]
             tasks += [TaskAtQueue(name, one) for one in queue.task_times()]

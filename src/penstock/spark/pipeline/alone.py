@@ -1,6 +1,6 @@
 """A pipeline's progress: where it is kept, and the lock that lets one process run it at a time.
 
-The kernel lets go of the lock when that process is gone, however it went.
+The kernel releases the lock when the process is gone, however it ended.
 """
 
 from __future__ import annotations
@@ -29,8 +29,9 @@ def lies_here(url: str) -> bool:
 
 
 def checkpoint_root(url: str) -> str:
-    """Returns the place of the progress of pipelines over a journal: beside it; in the working folder, if that is
-    elsewhere: at a server, in a bucket."""
+    """Returns the place of the progress of pipelines over a journal: beside the journal, or in the working folder
+    for a journal at a server or in a bucket.
+    """
     if lies_here(url):
         return f"{parse_url(url)[1]}.checkpoints"
     if is_served(url):
@@ -43,7 +44,7 @@ def checkpoint_root(url: str) -> str:
 
 
 def query_at(checkpoint: str, spark: SparkSession) -> str | None:
-    """The id of the streaming query that a checkpoint belongs to; None when it has not run yet."""
+    """Returns the id of the streaming query of a checkpoint; None when the query has not run yet."""
     from pyspark.errors import AnalysisException
 
     file = f"{checkpoint}/metadata"
@@ -59,7 +60,7 @@ def query_at(checkpoint: str, spark: SparkSession) -> str | None:
 
 @contextmanager
 def alone(url: str, pipeline: str) -> Iterator[None]:
-    """Holds the lock of a pipeline over a journal; Locked when another process has it."""
+    """Holds the lock of a pipeline over a journal; raises Locked when another process has the lock."""
     file = Path(checkpoint_root(url)) / f"{pipeline}.lock"
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -88,17 +89,19 @@ def alone(url: str, pipeline: str) -> Iterator[None]:
 def remove_checkpoint(checkpoint: Path) -> None:
     """Removes a flow's checkpoint, the id of its query first.
 
-    Killed on the way, what is left would else begin anew under that id, and the journal, which remembers the query's
-    batches by their numbers, would take new ones for those it has.
+    Otherwise, after a kill half-way, the remains would begin anew under the same id, and the journal, which knows the
+    query's batches by their numbers, would treat new batches as repeated batches.
     """
     (checkpoint / "metadata").unlink(missing_ok=True)
     shutil.rmtree(checkpoint)
 
 
 def forget_checkpoints(url: str, pipeline: str) -> bool:
-    """Removes a pipeline's checkpoints beside a journal; whether there were any. Locked when it runs.
+    """Removes a pipeline's checkpoints beside a journal; returns whether there were any.
 
-    Those that `--checkpoints` put elsewhere are the user's; the lock's file, which is empty, stays.
+    Raises Locked while the pipeline runs.
+
+    Checkpoints in a place of `--checkpoints` belong to the user; the empty lock file stays.
     """
     folder = Path(checkpoint_root(url)) / check_name(pipeline, "pipeline")
     if not folder.parent.exists():

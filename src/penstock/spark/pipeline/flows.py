@@ -1,8 +1,8 @@
 """Pipelines as Python files: functions from DataFrame to DataFrame, with sources and targets declared by `@flow`.
 
-A place that a flow reads from or writes to is a value. It says what it is (`label`), which nodes of the pipeline's
-graph it stands for (`nodes`), and how Spark opens it. Options are those of the data source, in its words or in
-Python's: `payloadSchema`, `payload_schema`. What is wrong with a graph is told before Spark is asked.
+A source or target of a flow is a value. It has a `label`, the nodes of the pipeline's graph that it stands for
+(`nodes`), and the way in which Spark opens it. Options are the options of the data source, in its spelling or in
+Python's: `payloadSchema`, `payload_schema`. Errors of a graph are reported before Spark starts.
 """
 
 from __future__ import annotations
@@ -57,11 +57,11 @@ class Endpoint:
         return self.kind in ("topic", "pattern", "queue")
 
     def at(self, url: str) -> Endpoint:
-        """The place with its journal known: its own, or the pipeline's."""
+        """Returns the endpoint with its journal: its own journal, or the pipeline's."""
         return replace(self, url=absolute_url(self.url or url)) if self.in_journal else self
 
     def gated(self, gates: Sequence[str | DeclaredGate]) -> Endpoint:
-        """The place with gates that see what is written to it."""
+        """Returns the endpoint with gates for its rows."""
         if not self.in_journal:
             raise ConfigError(f"gates see what is written to topics and queues, and the target is {self.label}")
         if "gates" in self.options:
@@ -72,7 +72,7 @@ class Endpoint:
         return replace(self, options={**self.options, "gates": msgspec.json.encode(names).decode()})
 
     def nodes(self, known: Iterable[Node] = ()) -> frozenset[Node]:
-        """Returns the nodes of the graph that it stands for: `known` is what a pattern chooses from."""
+        """Returns the nodes of the graph that the endpoint stands for; a pattern chooses among `known`."""
         if self.kind == "pattern":
             wanted = re.compile(self.names[0])
             own = self.names[0].startswith("penstock")
@@ -81,11 +81,11 @@ class Endpoint:
         return frozenset((self.url or self.format, name) for name in self.names)
 
     def read(self, spark: SparkSession, consumer: str, hold: str | None = None) -> DataFrame:
-        """The stream of what comes to this place; while there is a file `hold`, a journal's begins no batch."""
+        """Returns the stream of this endpoint; a journal's stream begins no batch while the file `hold` exists."""
         return spark.readStream.format(self.format).options(**self.read_options(consumer, hold)).load()
 
     def read_options(self, consumer: str, hold: str | None = None) -> dict[str, str]:
-        """The data source's options; a journal's cursor follows the flow unless the place names one."""
+        """Returns the data source's options; a cursor follows the flow, unless the endpoint names a cursor."""
         if not self.in_journal:
             return dict(self.options)
         options = {"consumer": consumer, "url": self.url or "", **self.options, **self._naming()}
@@ -95,10 +95,10 @@ class Endpoint:
         return options
 
     def write(self, frame: DataFrame, output_mode: str, checkpoint: str) -> DataStreamWriter:
-        """A writer of a stream to this place, once for every batch whatever is killed when.
+        """Returns a writer of a stream to this endpoint, which writes every batch once, also after kills.
 
-        Spark lets no data source in Python take the rows of an aggregation as they change. Those are written batch
-        by batch instead, under the query's own id and the batch's number, which the journal remembers alike.
+        Spark does not let a Python data source receive changing rows of an aggregation. Such rows are written batch by
+        batch instead, under the query's id and the batch's number, which the journal also remembers.
         """
         options = self.write_options()
         if self.format.startswith("penstock") and output_mode != "append":
@@ -107,7 +107,7 @@ class Endpoint:
         return frame.writeStream.format(self.format).options(**options).outputMode(output_mode)
 
     def write_options(self) -> dict[str, str]:
-        """The sink's options."""
+        """Returns the sink's options."""
         if not self.in_journal:
             return dict(self.options)
         if self.kind == "pattern" or len(self.names) > 1:
@@ -125,8 +125,8 @@ class Endpoint:
 
 
 def into(format: str = "penstock", **options: object) -> Callable[[DataFrame, int], None]:
-    """Returns the function with which `foreachBatch` writes each batch of a stream once, in any output mode: the
-    options are the sink's.
+    """Returns the function with which `foreachBatch` writes each batch of a stream once, in any output mode; the
+    options are the options of the sink.
 
     totals.writeStream.foreachBatch(penstock.spark.into(url="shop.db", topic="totals")).outputMode("update")
     """
@@ -134,13 +134,13 @@ def into(format: str = "penstock", **options: object) -> Callable[[DataFrame, in
 
 
 class BatchByBatch:
-    """Writes the batches of a stream one by one, each once."""
+    """A function that writes the batches of a stream one by one, each once."""
 
     def __init__(self, format: str, options: Mapping[str, str], checkpoint: str | None = None) -> None:
         self.format = format
         self.options = dict(options)
         self.checkpoint = checkpoint
-        """The query's, where it is known: over Spark Connect, only that says which query this is."""
+        """The checkpoint of the query, if known: over Spark Connect, only the checkpoint identifies the query."""
         self._query: str | None = None
 
     def __call__(self, batch: DataFrame, number: int) -> None:
@@ -163,10 +163,10 @@ class BatchByBatch:
 
 
 def topic(*names: str, pattern: str | None = None, url: str | None = None, **options: object) -> Endpoint:
-    """A topic to read from or write to; several (or a `pattern` of names) to read from as one stream.
+    """Returns a topic to read from or write to; several topics (or a `pattern` of names) are read as one stream.
 
-    As a target without a name, rows say in a column `topic` where they go. `url` is another journal than the
-    pipeline's. The options are those of the data source: `topic("orders", payloadSchema="customer STRING")`.
+    For a target without a name, the column `topic` of a row names its topic. `url` is another journal than the
+    pipeline's. The options are the options of the data source: `topic("orders", payloadSchema="customer STRING")`.
     """
     given = _options(options, "topic")
     if pattern is not None:
@@ -188,15 +188,18 @@ def topic(*names: str, pattern: str | None = None, url: str | None = None, **opt
 def queue(
     name: str, *, policy: Mapping[str, object] | None = None, url: str | None = None, **options: object
 ) -> Endpoint:
-    """A queue to push to, made with `policy` when it is not there; or to read the messages of, without taking them."""
+    """Returns a queue to push to, which is made with `policy` if it is missing; or whose messages are read without
+    taking them.
+    """
     check_name(name, "queue")
     return Endpoint("penstock", f"queue {name}", _options(options, "queue"), "queue", (name,), url, dict(policy or {}))
 
 
 def buffer_at(url: str, **options: object) -> Endpoint:
-    """A buffer in object storage to read from or write to; the options are those of the source `penstock-buffer`.
+    """Returns a buffer in object storage to read from or write to; the options are the options of the source
+    `penstock-buffer`.
 
-    Options that it does not know are the object store's own, so all of them are spelled as there.
+    Unknown options belong to the object store, so all options have the source's spelling.
     """
     if not isinstance(url, str) or not url:
         raise ConfigError(f"a buffer is named by its url (s3://bucket/prefix, file:///dir), not {url!r}")
@@ -206,7 +209,9 @@ def buffer_at(url: str, **options: object) -> Endpoint:
 
 
 def external(format: str, path: str | None = None, **options: object) -> Endpoint:
-    """Anything else Spark reads or writes as a stream: `external("parquet", "lake/raw")`, `external("kafka", …)`."""
+    """Returns any other endpoint that Spark reads or writes as a stream: `external("parquet", "lake/raw")`,
+    `external("kafka", …)`.
+    """
     if not isinstance(format, str) or not format:
         raise ConfigError(f"external() needs the name of a Spark format, not {format!r}")
     given = {name: _text(name, value) for name, value in options.items()}
@@ -239,7 +244,7 @@ OutputMode = Literal["append", "update", "complete"]
 
 
 class Flow:
-    """A function whose frames come from sources and whose result goes to a target; still callable, for tests."""
+    """A function whose frames come from sources and whose result goes to a target; it is still callable, for tests."""
 
     def __init__(
         self,
@@ -275,16 +280,17 @@ def flow(
     every: float | None = None,
     gates: Sequence[str | DeclaredGate] = (),
 ) -> Callable[[Callable[..., DataFrame]], Flow]:
-    """Declares a flow: the function gets one streaming DataFrame for each source, and what it returns is written.
+    """Declares a flow: the function gets one streaming DataFrame for each source, and its result is written to the
+    target.
 
         @flow(source=topic("orders", payloadSchema="total DOUBLE"), target=queue("alerts"))
         def alerts(orders):
             return orders.where("total > 1000").selectExpr("struct(total) AS payload", "id AS cause")
 
-    `output_mode` is Spark's: append (rows that are final), or update (rows that changed, in aggregations). `every` is
-    the least number of seconds between two batches. `gates` see every row before it is written: functions under
-    `penstock.gate`, in this file or elsewhere, or names like "shop.rules:only_positive". `name` is the function's
-    unless it is given; a flow's progress is kept under it.
+    `output_mode` is Spark's: append (final rows), or update (changed rows, in aggregations). `every` is the least
+    number of seconds between two batches. `gates` see every row before it is written: functions under `penstock.gate`,
+    in this file or elsewhere, or names like "shop.rules:only_positive". `name`, by default the function's name, is the
+    name of the flow's progress.
     """
     sources = (source,) if isinstance(source, Endpoint) else tuple(source)
     if not sources or not all(isinstance(one, Endpoint) for one in sources):
@@ -332,7 +338,7 @@ class Pipeline:
 
     @classmethod
     def of(cls, flows: Iterable[Flow], name: str = "pipeline", file: str | None = None) -> Pipeline:
-        """A pipeline of these flows; ConfigError when two have one name."""
+        """Returns a pipeline of these flows; raises ConfigError when two flows have the same name."""
         made = cls(check_name(name, "pipeline"), tuple(flows), file)
         names = [flow.name for flow in made.flows]
         twice = next((name for at, name in enumerate(names) if name in names[:at]), None)
@@ -341,7 +347,7 @@ class Pipeline:
         return made
 
     def only(self, names: Sequence[str]) -> Pipeline:
-        """The pipeline with just the flows of these names."""
+        """Returns the pipeline with just the flows of these names."""
         known = {flow.name for flow in self.flows}
         unknown = next((name for name in names if name not in known), None)
         if unknown is not None:
@@ -350,7 +356,10 @@ class Pipeline:
 
 
 def load_pipeline(path: str | Path, *, name: str | None = None) -> Pipeline:
-    """The pipeline in a file: every flow it declares or imports. ConfigError says in which line something is wrong."""
+    """Returns the pipeline of a file: every flow that it declares or imports.
+
+    A ConfigError names the line of an error.
+    """
     import penstock.spark.versions  # noqa: F401  # says what is missing, or too old
 
     file = Path(path)
@@ -383,7 +392,7 @@ def load_pipeline(path: str | Path, *, name: str | None = None) -> Pipeline:
 
 
 def _advice(error: Exception) -> str:
-    """Returns the advice for code of a file that wants Spark before it is there."""
+    """Returns the advice for code of a file that uses Spark before it starts."""
     innermost = traceback.extract_tb(error.__traceback__)[-1].filename
     wanted = "SESSION_OR_CONTEXT_NOT_EXISTS" in str(error) or (
         isinstance(error, AssertionError) and f"{os.sep}pyspark{os.sep}" in innermost
@@ -397,7 +406,7 @@ def _advice(error: Exception) -> str:
 
 
 def line_of(error: BaseException, file: str) -> str | None:
-    """The innermost line of a file that an error came through: `pipeline.py, line 12`."""
+    """Returns the innermost line of a file that an error came through: `pipeline.py, line 12`."""
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
     return f"{file}, line {lines[-1]}" if lines else None
 
@@ -413,10 +422,10 @@ def error_line(error: BaseException) -> str:
 
 
 def _module(file: Path) -> types.ModuleType:
-    """A module for the file's code, under a name that no other module has.
+    """Returns a module for the file's code, under a name that no other module has.
 
-    Spark's workers cannot import it, so what is defined in it travels to them by value. What lies beside the file can
-    be imported, here and (`PYTHONPATH`, in `running`) by the workers.
+    Spark's workers cannot import this module, so its definitions travel to them by value. Modules beside the file can
+    be imported, here and (by `PYTHONPATH`, in `running`) by the workers.
     """
     from pyspark import cloudpickle
 
@@ -442,13 +451,13 @@ def _send_by_value(folder: Path) -> None:
 
 
 def _name_of(file: Path) -> str:
-    """The file's name, as far as it can be a name: `orders pipeline.py` is orders-pipeline."""
+    """Returns the file's name, as far as it can be a name: `orders pipeline.py` is orders-pipeline."""
     plain = "".join(c if c.isascii() and (c.isalnum() or c in "._-") else "-" for c in file.stem).strip("-.")
     return plain or "pipeline"
 
 
 class BoundFlow:
-    """A flow whose places know their journals."""
+    """A flow whose endpoints know their journals."""
 
     def __init__(self, flow: Flow, pipeline: str, url: str) -> None:
         self.flow = flow
@@ -459,7 +468,7 @@ class BoundFlow:
 
 
 class FlowGraph:
-    """The flows of a pipeline over a journal, and what connects them."""
+    """The flows of a pipeline over a journal, and their connections."""
 
     def __init__(self, pipeline: Pipeline, url: str) -> None:
         self.pipeline = pipeline
@@ -470,13 +479,15 @@ class FlowGraph:
         self.feeders = {flow.name: self._feeders(flow) for flow in self.flows}
 
     def _feeders(self, flow: BoundFlow) -> set[str]:
-        """The flows that write what this one reads."""
+        """Returns the flows that write what this one reads."""
         known = self.existing | self.made
         wanted = {node for source in flow.sources for node in source.nodes(known)}
         return {other.name for other in self.flows if other.target.nodes() & wanted}
 
     def levels(self) -> list[list[BoundFlow]]:
-        """The flows in the order in which one run carries everything through: each level reads what others wrote."""
+        """Returns the flows in the order in which one run carries everything through: each level reads what others
+        wrote.
+        """
         left = {flow.name: set(self.feeders[flow.name]) for flow in self.flows}
         levels = []
         while left:
@@ -489,7 +500,7 @@ class FlowGraph:
         return levels
 
     def _cycle(self, left: Mapping[str, set[str]]) -> str:
-        """A circle among flows that all wait for one another, named from a flow to itself."""
+        """Returns a circle among flows that all wait for one another, named from a flow to itself."""
         path = [min(left)]
         while True:
             feeder = min(left[path[-1]] & left.keys())
@@ -499,7 +510,7 @@ class FlowGraph:
             path.append(feeder)
 
     def problems(self) -> list[str]:
-        """Returns the problems that can be found without asking Spark: topics that are not there, options, circles."""
+        """Returns the problems that can be found without Spark: missing topics, options, cycles."""
         found = []
         for flow in self.flows:
             found += [f"flow {flow.name!r}: {problem}" for problem in self._problems_of(flow)]
@@ -532,7 +543,7 @@ def _complaint(check: Any) -> Iterable[str]:
 
 
 def _check_policy(target: Endpoint) -> None:
-    """PolicyMismatch when a queue is there with another policy than the flow's."""
+    """Raises PolicyMismatch when an existing queue has another policy than the flow's."""
     if target.kind != "queue" or not target.policy or target.url is None or not _topics_in(target.url):
         return
     with penstock.open(target.url, read_only=True) as journal:
@@ -541,7 +552,7 @@ def _check_policy(target: Endpoint) -> None:
 
 
 def _topics_in(url: str) -> list[Node]:
-    """The topics of a journal; none when there is no journal yet."""
+    """Returns the topics of a journal; none when there is no journal yet."""
     if not is_served(url) and journal_id(url) is None:
         return []
     with penstock.open(url, read_only=True) as journal:
@@ -583,7 +594,7 @@ def sealed_frames(flow: BoundFlow, spark: SparkSession, checkpoint: str, hold: s
 
 
 def check_frame(flow: BoundFlow, frame: DataFrame, spark: SparkSession) -> None:
-    """ConfigError when what a flow makes does not fit its target, or cannot be computed as a stream."""
+    """Raises ConfigError when a flow's result does not fit its target, or cannot be computed as a stream."""
     target = flow.target
     if target.in_journal:
         from penstock.spark.layout import SinkLayout
@@ -595,7 +606,9 @@ def check_frame(flow: BoundFlow, frame: DataFrame, spark: SparkSession) -> None:
 
 
 def _check_format(format: str, spark: SparkSession) -> None:
-    """ConfigError when Spark has no data source of that name: a sink is looked for only when its query starts."""
+    """Raises ConfigError when Spark has no data source of this name; Spark itself looks for a sink only when its
+    query starts.
+    """
     try:
         spark.readStream.format(format).load()
     except Exception as error:  # py4j's, or pyspark's over Connect; what else is said is about reading
@@ -624,7 +637,7 @@ def _check_operations(frame: DataFrame, output_mode: str, spark: SparkSession) -
 def schema_problems(
     graph: FlowGraph, spark: SparkSession, query_of: Callable[[str], str | None]
 ) -> tuple[dict[str, list[str]], list[str]]:
-    """The columns that each flow makes, and what is wrong with them. `query_of`: a flow's query, if it has run."""
+    """Returns the columns of each flow, and their problems. `query_of` returns a flow's query, if it has run."""
     from penstock.spark.projection.projecting import planned_folds
 
     columns: dict[str, list[str]] = {}

@@ -1,7 +1,7 @@
-"""The progress of a flow while it runs: its query, its rates, its lag, and what it says in the journal.
+"""The progress of a running flow: its query, its rates, its lag, and its reports in the journal.
 
-The lag is asked of the journal and of the buffer, since Spark tells it after batches only. Topics are counted in
-events, buffers in manifest entries: what an entry holds is known only after it is fetched.
+The lag comes from the journal and the buffer, because Spark reports it only after batches. Topics count events, buffers
+count manifest entries, because the contents of an entry are known only after it is fetched.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ Offsets = Mapping[int, Mapping[str, int]]
 sequence."""
 
 _BUFFER_INTERVAL = 1.0
-"""Seconds between looks at the manifests of a buffer, each of which is a request to the object store."""
+"""The seconds between two reads of the manifests of a buffer, because each read is a request to the object store."""
 
 
 class Lag:
-    """The amount of a flow's sources that waits to be read."""
+    """The unread amount of a flow's sources."""
 
     def __init__(self, flow: BoundFlow) -> None:
         self.flow = flow
@@ -51,7 +51,7 @@ class Lag:
         """The time when each buffer's manifests were last looked at, and where they began and ended."""
 
     def total(self, offsets: Offsets) -> int | None:
-        """Returns the amount that waits in all sources; None when one of them cannot say."""
+        """Returns the unread amount of all sources; None when a source cannot tell."""
         total = 0
         for at, source in enumerate(self.flow.sources):
             if source.in_journal:
@@ -66,7 +66,9 @@ class Lag:
         return total
 
     def read_to(self, offsets: Offsets) -> dict[str, int]:
-        """The first sequence that was not read of every manifest, by the buffer's url and the manifest's path."""
+        """Returns the first sequence that was not read of every manifest, by the buffer's url and the manifest's
+        path.
+        """
         found: dict[str, int] = {}
         for at, source in enumerate(self.flow.sources):
             if source.kind == "buffer":
@@ -93,7 +95,9 @@ class Lag:
         return self._served[url]
 
     def _in_buffer(self, at: int, source: Endpoint, offsets: Mapping[str, int] | None) -> int | None:
-        """The manifest's entries beyond what was read; those that were read and not acknowledged yet do not count."""
+        """Returns the manifest's entries beyond what was read; those that were read and not acknowledged yet do not
+        count.
+        """
         known = self._read_bounds.get(at)
         if known is None or time.monotonic() >= known[0] + _BUFFER_INTERVAL:
             try:
@@ -116,23 +120,23 @@ def _bounds(source: Endpoint) -> dict[str, tuple[int, int]]:
 
 
 _WINDOW = 10.0
-"""Seconds over which rows a second are counted."""
+"""The seconds over which rows a second are counted."""
 
 
 class RunningFlow:
-    """A flow, its query, and how it does."""
+    """A flow, its query, and its state."""
 
     def __init__(self, flow: BoundFlow, pipeline: str, mode: Literal["once", "continuous"]) -> None:
         self.flow = flow
         self.query: StreamingQuery | None = None
         self.due = 0.0
-        """The time when it is to be started (monotonic), if it is not running."""
+        """The monotonic time of its next start, if the flow is not running."""
         self.failures = 0
         """The number of failures since a batch last succeeded."""
         self.backfills = False
-        """True if its query reads sealed files, and another is to go on from where they end."""
+        """True if the query reads sealed files, and another query continues from their end."""
         self.repeated = False
-        """True if a run over what is there was started a second time."""
+        """True if a run over existing events was started a second time."""
         self.status = FlowStatus(
             pipeline=pipeline,
             flow=flow.name,
@@ -151,7 +155,7 @@ class RunningFlow:
         self._lag = Lag(flow)
 
     def started(self, query: StreamingQuery) -> None:
-        """The query runs from now on."""
+        """Notes that the query runs from now on."""
         self.query = query
         self._seen = ""
         self.status.state = "running"
@@ -159,14 +163,14 @@ class RunningFlow:
         self._counted.clear()
 
     def ended(self, state: State, error: str | None = None) -> None:
-        """The query does not run any more."""
+        """Notes that the query no longer runs."""
         self.query = None
         self.status.state = state
         self.status.error = error
         self.status.rows_per_second = None
 
     def refresh(self) -> None:
-        """Takes in the batches that were completed since the last call."""
+        """Reads the batches that were completed since the last call."""
         if self.query is None:
             return
         newest: Any = self.query.lastProgress
@@ -207,10 +211,12 @@ class RunningFlow:
 
 
 class Reporter:
-    """Writes how the flows stand to the journal, at most once a second; what it cannot write now, it writes later."""
+    """A reporter that writes the states of flows to the journal, at most once a second; a failed report is repeated
+    later.
+    """
 
     COMPACT = 500
-    """Reports after which old ones are removed."""
+    """The number of reports after which old reports are removed."""
 
     def __init__(self, url: str) -> None:
         self.url = url
@@ -219,7 +225,7 @@ class Reporter:
         self._written = 0
 
     def report(self, flows: list[RunningFlow], *, now: bool = False) -> None:
-        """Reports the flows that have changed, and those that have not been heard of for a while."""
+        """Reports the flows that have changed, and flows without a recent report."""
         moment = time.monotonic()
         if moment < self._next and not now:
             return

@@ -1,14 +1,15 @@
-"""Runs pipelines: a query per flow, started again when it fails in passing, stopped between batches, watched over.
+"""Runs pipelines: a query for each flow, which is restarted after a temporary failure, stopped between batches, and
+watched.
 
-One process runs a pipeline at a time: a lock beside the journal says so, and the kernel lets go of it when the process
-is gone, however it went. Each flow has a checkpoint of its own:
+One process runs a pipeline at a time: a lock beside the journal ensures it, and the kernel releases the lock when the
+process is gone. Each flow has its own checkpoint:
 
     shop.db.checkpoints/orders.lock           who runs the pipeline `orders`
     shop.db.checkpoints/orders/revenue/       the checkpoint of its flow `revenue`
 
-A failure of Python code that tasks run arrives as text: Spark's exception with a Python traceback in it. What raised
-it decides whether starting again may help. A busy store, a full queue, a lost connection, a killed worker pass. A
-mistake in the flow, rows that do not fit, or rows that crash a worker do not: the same rows would fail again.
+A failure of Python code in a task arrives as text: Spark's exception with a Python traceback. Its cause decides whether
+a restart may help. A busy store, a full queue, a lost connection and a killed worker are temporary. A mistake in the
+flow, rows that do not fit, and rows that crash a worker are permanent, because the same rows would fail again.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ if TYPE_CHECKING:
 
 
 class Gone(Exception):
-    """Spark cannot be reached any more."""
+    """Spark can no longer be reached."""
 
 
 _SESSION_LOST = re.compile(r"INVALID_HANDLE\.SESSION_|NO_ACTIVE_SESSION|RETRIES_EXCEEDED|StatusCode\.UNAVAILABLE")
@@ -64,7 +65,7 @@ _SESSION_LOST = re.compile(r"INVALID_HANDLE\.SESSION_|NO_ACTIVE_SESSION|RETRIES_
 
 @contextmanager
 def reaching_spark() -> Iterator[None]:
-    """Tells a driver that is gone from a query that failed: that one's exceptions come from Java, with their words."""
+    """Distinguishes a driver that is gone from a failed query, whose exceptions come from Java."""
     from py4j.protocol import Py4JError, Py4JJavaError
     from pyspark.errors import PySparkException
 
@@ -150,7 +151,7 @@ _LASTING_STATES = frozenset({"0A", "21", "22", "23", "42"})
 
 
 class Fault(NamedTuple):
-    """A failure, explained."""
+    """An explained failure."""
 
     message: str
     passing: bool
@@ -176,7 +177,7 @@ def fault_of(error: BaseException, file: str | None = None) -> Fault:
 
 
 def _chain(error: BaseException) -> list[BaseException]:
-    """An exception of Spark's and what caused it, as far as Spark knows."""
+    """Returns an exception of Spark's and its causes, as far as Spark knows them."""
     chain: list[BaseException] = []
     following: object = error
     while isinstance(following, BaseException) and following not in chain:
@@ -206,7 +207,7 @@ def _passes(name: str, message: str, error: PenstockError | None) -> bool:
 
 
 def _in_short(text: str) -> str:
-    """The sentence in a Java exception's text: without its stack, its SQL state, and the query's ids."""
+    """Returns the sentence in a Java exception's text: without its stack, its SQL state, and the query's ids."""
     text = re.split(r"\n\s*(?:at |=== Streaming Query ===|JVM stacktrace|Driver stacktrace)", text, maxsplit=1)[0]
     text = re.sub(r"\[STREAM_FAILED\] Query \[[^\]]*\] terminated with exception: ", "", text)
     text = re.sub(r"\s*SQLSTATE: \w+", "", text).strip()
@@ -215,23 +216,25 @@ def _in_short(text: str) -> str:
 
 
 GRACE = 30.0
-"""Seconds a batch may take to finish after the pipeline was asked to stop."""
+"""The seconds that a batch may take to finish after the pipeline was asked to stop."""
 _POLLS, _POLL_SECONDS = 5, 0.05
 """The number of looks in a row, and the seconds between them, at which a query must do nothing before it is stopped."""
 
 
 class Hold:
-    """A file that keeps the streams of one run, which live in other processes, from beginning another batch."""
+    """A file that keeps the streams of a run, which are in other processes, from beginning another batch."""
 
     def __init__(self) -> None:
         self.path = Path(tempfile.gettempdir()) / f"penstock-hold-{uuid.uuid4().hex}"
 
     def release(self) -> None:
-        """Lets streams go on."""
+        """Lets streams continue."""
         self.path.unlink(missing_ok=True)
 
     def stop(self, flows: Sequence[RunningFlow]) -> None:
-        """Ends every query between two batches; one that takes too long is cut short, and its batch comes again."""
+        """Ends every query between two batches; a query that takes too long is interrupted, and its batch is
+        repeated.
+        """
         deadline = time.monotonic() + GRACE
         with suppress(OSError):
             self.path.touch()
@@ -250,17 +253,17 @@ class Hold:
 
 
 POLL_SECONDS = 0.2
-"""Seconds between two looks at the queries."""
+"""The seconds between two checks of the queries."""
 BACKOFF = (1.0, 2.0, 5.0, 10.0, 30.0)
-"""Seconds before a failed flow is started again; the last repeats."""
+"""The seconds before a failed flow is restarted; the last number repeats."""
 Watcher = Callable[[list[FlowStatus]], None]
-"""Is told about once a second how the flows stand."""
+"""A function that is called about once a second with the states of the flows."""
 
 
 class Runner:
     """A run of a pipeline: `run()` until it is done or `stop()` is called, from another thread or a signal.
 
-    `ui` switches Spark's own pages on, and `at` is told where they are.
+    `ui` switches Spark's own pages on, and `at` gets their address.
     """
 
     def __init__(
@@ -306,11 +309,13 @@ class Runner:
 
     # ── from outside ─────────────────────────────────────────────────────────────────────────────────────────────────
     def stop(self) -> None:
-        """Asks the run to end: every flow finishes the batch in hand."""
+        """Asks the run to end: every flow finishes its current batch."""
         self._stop.set()
 
     def check(self) -> dict[str, list[str]]:
-        """Looks at everything that can be wrong before a batch runs; the columns each flow makes, or ConfigError."""
+        """Checks everything that can be checked before a batch runs; returns the columns of each flow, or raises
+        ConfigError.
+        """
         graph = FlowGraph(self.pipeline, self.url)
         _raise([*self._unreachable(graph), *graph.problems()])
         with hushed(), self._session():
@@ -321,7 +326,7 @@ class Runner:
         return columns
 
     def run(self) -> list[FlowStatus]:
-        """Runs the flows; returns how they stand at the end. FlowFailed when one fails for good."""
+        """Runs the flows; returns their states at the end. Raises FlowFailed when a flow fails permanently."""
         graph = FlowGraph(self.pipeline, self.url)
         _raise([*self._unreachable(graph), *graph.problems()])
         levels = graph.levels() if self.once else [graph.flows]
@@ -361,7 +366,7 @@ class Runner:
         return problems
 
     def reset(self) -> list[str]:
-        """Forgets how far the flows have come: removes their checkpoints, and returns which there were."""
+        """Removes the checkpoints of the flows, and returns the flows that had a checkpoint."""
         with alone(self.url, self.pipeline.name):
             removed = []
             for flow in self.pipeline.flows:
@@ -393,7 +398,7 @@ class Runner:
             self._stop.wait(POLL_SECONDS)
 
     def _step(self, running: RunningFlow) -> None:
-        """Starts the flow if it is due, else looks how it does."""
+        """Starts the flow if it is due, else checks its query."""
         if running.query is None:
             if running.status.state not in ("done", "failed") and time.monotonic() >= running.due:
                 self._start(running)
@@ -439,7 +444,7 @@ class Runner:
             self._failed(running, fault_of(error, self.pipeline.file))
 
     def _failed(self, running: RunningFlow, fault: Fault) -> None:
-        """Starts the flow again later, or gives up: at once for what will not pass, else after several failures."""
+        """Restarts the flow later, or gives up: at once for a permanent failure, else after several failures."""
         running.failures += 1
         if not fault.passing or running.failures > self.restarts:
             running.ended("failed", fault.message)
@@ -453,7 +458,7 @@ class Runner:
         running.due = time.monotonic() + BACKOFF[min(running.failures, len(BACKOFF)) - 1]
 
     def _revive(self, flows: list[RunningFlow], gone: Gone) -> None:
-        """Spark's JVM, or its server, is gone: a new one, and every flow again."""
+        """Starts a new JVM and every flow again, because Spark's JVM, or its server, is gone."""
         if not self._owns:
             raise FlowFailed(f"Spark is gone: {gone}", flow=flows[0].flow.name) from gone
         for running in flows:
@@ -466,7 +471,7 @@ class Runner:
     # ── the session ──────────────────────────────────────────────────────────────────────────────────────────────────
     @contextmanager
     def _session(self) -> Iterator[None]:
-        """Spark for this run: the program's own session when there is one, else one that ends with the run."""
+        """Opens Spark for this run: the program's own session, else a session that ends with the run."""
         if self._spark is not None:
             yield
             return
@@ -540,7 +545,9 @@ class Runner:
 
     @contextmanager
     def _signals(self) -> Iterator[None]:
-        """SIGINT and SIGTERM end the run well; a second one, or one while Spark is starting, at once."""
+        """Lets SIGINT and SIGTERM end the run orderly; a second signal, or a signal while Spark is starting, ends it
+        at once.
+        """
         if threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -567,7 +574,7 @@ def _activate(spark: Any) -> None:
 
 
 def _folder_for_workers(file: str | None) -> AbstractContextManager[None]:
-    """While Spark starts, the pipeline's folder is on PYTHONPATH: workers import what lies beside the file."""
+    """Puts the pipeline's folder on PYTHONPATH while Spark starts, so that workers import modules beside the file."""
     if file is None:
         return nullcontext()
     paths = [str(Path(file).resolve().parent), os.environ.get("PYTHONPATH", "")]
@@ -575,7 +582,7 @@ def _folder_for_workers(file: str | None) -> AbstractContextManager[None]:
 
 
 def journal_url(url: str | os.PathLike[str] | None) -> str:
-    """The journal a pipeline runs over: the one named, else $PENSTOCK_URL, else ./penstock.db."""
+    """Returns the journal of a pipeline: the named journal, else $PENSTOCK_URL, else ./penstock.db."""
     return str(url) if url is not None else os.environ.get("PENSTOCK_URL", "").strip() or DEFAULT_URL
 
 
@@ -597,12 +604,12 @@ def run(
     watch: Watcher | None = None,
     **conf: str,
 ) -> list[FlowStatus]:
-    """Runs a pipeline as `penstock run` does: a file, or flows; until it is stopped, or `once` over what is there.
+    """Runs a pipeline like `penstock run`: a file, or flows; until it is stopped, or `once` over the existing events.
 
-    With `keep_going` a flow that fails rests and the others run on; FlowFailed comes at the end. Returns how the flows
-    stand at the end. FlowFailed when one failed in a way that starting it again does not cure,
-    ConfigError when the graph is wrong, Locked when the pipeline runs already. `url` is the journal ($PENSTOCK_URL,
-    else ./penstock.db); a session that is active is used, else one is started and ended.
+    Returns the states of the flows at the end. Raises FlowFailed when a flow failed permanently, ConfigError when the
+    graph is wrong, and Locked when the pipeline already runs. With `keep_going`, the other flows continue after a
+    failure, and FlowFailed is raised at the end. `url` is the journal ($PENSTOCK_URL, else ./penstock.db). An active
+    session is used; otherwise a session is started and ended.
     """
     if isinstance(pipeline, str | Path):
         sessions.announce(master)

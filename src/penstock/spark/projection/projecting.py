@@ -65,7 +65,7 @@ if TYPE_CHECKING:
 
 
 def map_in_arrow(frame: DataFrame, function: Map, schema: StructType) -> DataFrame:
-    """A frame of what a function makes of each partition's record batches."""
+    """Returns a frame of what a function makes of each partition's record batches."""
     plan: Any = getattr(frame, "_jdf", None)
     if plan is None or find_spec("pandas") is not None:
         return frame.mapInArrow(function, schema)
@@ -79,11 +79,12 @@ def map_in_arrow(frame: DataFrame, function: Map, schema: StructType) -> DataFra
 
 
 def project(events: DataFrame, projection: type[Projection], *, journal: Journal | str | None = None) -> DataFrame:
-    """The state of every entity of a frame of events: `key`, `generation` (its newest position), `state` (a struct).
+    """Returns the state of every entity of a frame of events: `key`, `generation` (its newest position), `state` (a
+    struct).
 
-    The frame has the columns of a topic, or at least key, seq, kind and payload; the result is what `Topic.project`
-    gives for each key. On a stream every batch gives the entities it has changed; what is remembered between batches
-    lies in the journal: the one the stream reads, or the one named here.
+    The frame has the columns of a topic, or at least key, seq, kind and payload; the result equals `Topic.project` for
+    each key. On a stream, every batch gives its changed entities; the states between batches are in the journal that
+    the stream reads, or in the journal named here.
     """
     shipped, schema = Shipped(projection), result_schema(projection)
     if events.isStreaming:
@@ -100,7 +101,7 @@ def ordered_events(events: DataFrame, projection: type[Projection]) -> DataFrame
 
 
 def _columns(events: DataFrame, projection: type[Projection]) -> list[str]:
-    """The columns that have to travel: all there are when a handler wants the event itself."""
+    """Returns the columns that have to travel: all there are when a handler wants the event itself."""
     folder = folder_of(projection)
     missing = [name for name in NEEDED if name not in events.columns]
     if missing:
@@ -125,11 +126,11 @@ def rebuild(
     master: str | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> RebuildReport:
-    """Folds every entity of a topic on Spark and saves the states: what `topic.rebuild` does, with tasks.
+    """Folds every entity of a topic on Spark and saves the states, like `topic.rebuild`, with tasks.
 
-    It folds what is there when it begins; `topic.project` goes on from the saved states with what came since. Saved
-    states, of this version of the projection and of others, are removed when all are folded. Without `master`, the
-    session that is there is used, or one on this machine. `progress` is told how many states of how many are saved.
+    It folds the events that exist when it begins; `topic.project` continues from the saved states with newer events.
+    Saved states, of all versions of the projection, are removed when all are folded. Without `master`, the active
+    session is used, or a session on this machine. `progress` gets the saved and the total number of states.
     """
     from penstock.spark.startup.sessions import session
 
@@ -194,7 +195,7 @@ class LoadedStates(NamedTuple):
 
 
 def keeper_of(location: JournalLocation) -> StateKeeper:
-    """The keeper of a journal's states; ConfigError when they cannot be kept there.
+    """Returns the keeper of a journal's states; ConfigError when they cannot be kept there.
 
     Where a server writes the journal, it is asked for what it has written as well: a reader of its own may be behind.
     """
@@ -205,7 +206,7 @@ def keeper_of(location: JournalLocation) -> StateKeeper:
 
 
 class StateKeeper:
-    """Loads and saves the states of streams, in a task: in a journal that it opens, or at a server.
+    """A keeper of the states of streams in a task: it loads and saves them in a journal that it opens, or at a server.
 
     Every request may be repeated.
     """
@@ -224,7 +225,7 @@ class StateKeeper:
             self.id = journal.id
 
     def load(self, wanted: StreamedStates, keys: Sequence[str]) -> LoadedStates:
-        """The states of entities that have one."""
+        """Returns the states of entities that have one."""
         at = 0
         found: dict[str, StreamedState] = {}
         while True:
@@ -240,7 +241,7 @@ class StateKeeper:
                 return LoadedStates(found, answer.filed)
 
     def save(self, wanted: StreamedStates, states: Sequence[StreamedState], *, whole: bool) -> None:
-        """Keeps states; PositionTrimmed when they were folded from a topic that was dropped."""
+        """Stores states; raises PositionTrimmed when they were folded from a dropped topic."""
         for some in shares(states):
             asked = SaveStatesRequest(self.id or "", wanted.name, wanted.version, wanted.query, some, whole)
             if self.location.served:
@@ -295,12 +296,12 @@ class StreamFold:
         yield from emit(iter(folded), in_columns(self.schema))
 
     def wanted(self, query: str) -> StreamedStates:
-        """The states of a query."""
+        """Returns the states of a query."""
         own = self.shipped.projection.__projection__
         return StreamedStates(self.topic, own.name, own.version, query)
 
     def check(self, found: LoadedStates) -> None:
-        """ConfigError when what a query has saved is not of this projection."""
+        """Raises ConfigError when a query's saved states are of another projection."""
         own, filed = self.shipped.projection.__projection__, found.filed
         if filed is None or (filed.version, filed.fingerprint) == (own.version, own.fingerprint):
             return
@@ -325,7 +326,7 @@ class StreamFold:
 
 
 def _query_of_task() -> str:
-    """The id of the streaming query that this task works for; restarts do not change it."""
+    """Returns the id of the streaming query that this task works for; restarts do not change it."""
     context = TaskContext.get()
     query = context.getLocalProperty("sql.streaming.queryId") if context else None
     if not query:
@@ -345,7 +346,7 @@ def planned_folds() -> Iterator[list[StreamFold]]:
 
 
 def stream_fold(events: DataFrame, shipped: Shipped, schema: StructType, journal: Journal | str | None) -> StreamFold:
-    """The task of a stream, with the journal found in what the frame reads, or given."""
+    """Returns the task of a stream, with the journal found in what the frame reads, or given."""
     fold = _fold_of(events, shipped, schema, journal)
     planned = _planned.get()
     if planned is not None:
@@ -376,7 +377,7 @@ def _fold_of(events: DataFrame, shipped: Shipped, schema: StructType, journal: J
 
 
 def _states_name(projection: str) -> str:
-    """The topic that states are kept with where that is none of the stream's own."""
+    """Returns the topic that states are kept with where that is none of the stream's own."""
     topic = f"states-{projection}"
     if topic.isascii() and topic.replace("-", "").replace(".", "").replace("_", "").isalnum():
         return topic
@@ -392,7 +393,7 @@ class FollowedTopic(NamedTuple):
 
 
 def _source_of(events: DataFrame) -> FollowedTopic | None:
-    """The topic that a stream reads; None when it reads something else as well, or no topic."""
+    """Returns the topic that a stream reads; None when it reads something else as well, or no topic."""
     plan = getattr(events, "_jdf", None)
     found = _source_over_connect(events) if plan is None else _source_here(plan.queryExecution().analyzed())
     if found is None:
@@ -408,7 +409,9 @@ def _source_of(events: DataFrame) -> FollowedTopic | None:
 
 
 def _source_here(top: Any) -> tuple[Mapping[str, str], bool] | None:
-    """The options of the source that a plan of Spark's reads, and whether the plan leaves its events as they are."""
+    """Returns the options of the source that a plan of Spark's reads, and whether the plan leaves its events as they
+    are.
+    """
     node, same = top, True
     while node.children().size() == 1:
         same = same and node.nodeName() in _STATELESS
@@ -421,7 +424,7 @@ def _source_here(top: Any) -> tuple[Mapping[str, str], bool] | None:
 
 
 def _options_at(leaf: Any) -> Mapping[str, str] | None:
-    """The options of the source at the leaf of a plan; None when it is another."""
+    """Returns the options of the source at the leaf of a plan; None when it is another."""
     kind = str(leaf.getClass().getSimpleName())
     if kind == "StreamingExecutionRelation":
         return followed_options(str(leaf.source().toString()))
@@ -432,7 +435,7 @@ def _options_at(leaf: Any) -> Mapping[str, str] | None:
 
 
 def _source_over_connect(events: Any) -> tuple[Mapping[str, str], bool] | None:
-    """The same of a plan on its way to a server, which is a message of Spark Connect's protocol."""
+    """Returns the same of a plan on its way to a server, which is a message of Spark Connect's protocol."""
     node, same = events._plan.to_proto(events.sparkSession.client).root, True
     while (kind := node.WhichOneof("rel_type")) != "read":
         inner = getattr(node, kind or "", None)

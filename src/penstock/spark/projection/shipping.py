@@ -1,7 +1,7 @@
 """Sending a projection class to Spark's workers, together with the event types it handles.
 
-A class that workers can import is sent by name, and the import declares its event types there as it did here. A class
-of the program itself (a script, a notebook, a test) is sent as what it is made of, and so are its event types.
+A class that workers can import is sent by name, and the import declares its event types there. A class of the program
+itself (a script, a notebook, a test) is sent by value, with its event types.
 
 States come back as a struct with the projection's fields.
 """
@@ -49,7 +49,7 @@ _json = msgspec.json.Encoder().encode
 
 
 def result_schema(projection: type[Projection]) -> T.StructType:
-    """The columns of a projected frame: key, generation, state."""
+    """Returns the columns of a projected frame: key, generation, state."""
     hints = field_types(projection)
     fields = [T.StructField(name, spark_type(hints.get(name))) for name in _names(projection)]
     return T.StructType(
@@ -62,7 +62,7 @@ def result_schema(projection: type[Projection]) -> T.StructType:
 
 
 def field_types(projection: type[object]) -> dict[str, object]:
-    """The types of a class's fields, as far as they can be said."""
+    """Returns the types of a class's fields, as far as they can be said."""
     try:
         return typing.get_type_hints(projection)
     except Exception:  # a name that cannot be resolved here: those fields are written as JSON text
@@ -75,7 +75,7 @@ def field_types(projection: type[object]) -> dict[str, object]:
 
 
 def spark_type(annotation: object) -> T.DataType:
-    """The Spark type of a field; text (JSON) for what has no type of its own there."""
+    """Returns the Spark type of a field; text (JSON) for a type that Spark does not have."""
     if annotation in _PLAIN:
         return _PLAIN[annotation]
     origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
@@ -171,7 +171,7 @@ def _as_text(value: object) -> str | None:
 
 
 def _as_whole(value: Any) -> int | None:
-    """Arrow would cut 1.5 to 1, where the state in-process is 1.5."""
+    """Returns a whole number; raises for 1.5, which Arrow would cut to 1."""
     if value is None:
         return None
     whole = int(value)
@@ -276,11 +276,11 @@ class _Pickler(cloudpickle.CloudPickler):  # type: ignore[misc]
 
 @on("penstock.none")
 def _at_first(self: Projection) -> None:
-    """The handler of a projection that is not filled yet."""
+    """Stands for the handler of a projection that is not filled yet."""
 
 
 def _made(making: Callable[[], type[object]], kind: str, version: int) -> type[object]:
-    """A class from its parts; of an event type that was declared here before, the one that was."""
+    """Returns a class from its parts; of an event type that was declared here before, the one that was."""
     known = schema_of(kind) if kind else None
     if known is not None and known.type is not None:
         return known.type

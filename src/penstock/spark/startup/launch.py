@@ -186,7 +186,7 @@ def launch(java: Java, conf: Mapping[str, str], scratch: Scratch) -> Jvm:
 
 
 def heap(conf: Mapping[str, str]) -> str:
-    """spark.driver.memory as the JVM spells it: Spark also takes "2gb", and a bare number for megabytes."""
+    """Returns spark.driver.memory as the JVM spells it: Spark also takes "2gb", and a bare number for megabytes."""
     memory = conf.get("spark.driver.memory") or os.environ.get("SPARK_DRIVER_MEMORY") or "1g"
     match = re.fullmatch(r"(\d+)\s*([kmgt]?)b?", memory.strip().lower())
     if match is None:
@@ -210,7 +210,7 @@ def _environment(java: Java, conf: Mapping[str, str], connection: Path) -> dict[
 
 
 def local_address(master: str) -> dict[str, str]:
-    """The variable that keeps a local Spark off the network, unless the user has chosen an address."""
+    """Returns the variable that keeps a local Spark off the network, unless the user has chosen an address."""
     if master.startswith("local") and "SPARK_LOCAL_IP" not in os.environ:
         return {"SPARK_LOCAL_IP": "127.0.0.1"}
     return {}
@@ -226,7 +226,7 @@ def _workers_find_pyspark() -> bool:
 
 
 def _wait_for(connection: Path, process: subprocess.Popen[bytes]) -> tuple[int, str]:
-    """Port and secret, from the file the JVM renames into place: int32 port, int32 length, secret."""
+    """Returns port and secret, from the file that the JVM renames into place: int32 port, int32 length, secret."""
     while not connection.exists():
         code = process.poll()
         if code is not None:
@@ -275,8 +275,8 @@ def forget_gateway() -> None:
 
 
 def worker_variables(conf: Mapping[str, str], forks: ForkServer | None) -> contextlib.AbstractContextManager[None]:
-    """While it is open, Spark's processes learn the master, how many tasks run at once, and which Python workers run:
-    this one, or the user's.
+    """Tells Spark's processes, while it is open, the master, how many tasks run at once, and which Python workers run:
+    this program's, or the user's.
 
     YARN and Kubernetes machines have a Python of their own; only the user knows where.
     """

@@ -65,7 +65,8 @@ _running = _RunningSession()
 
 
 def session(app: str = "penstock", *, master: str = "local[*]", **conf: object) -> SparkSession:
-    """A Spark session with settings for one machine, quiet, and gone with the program: `penstock.spark.session()`.
+    """Returns a Spark session with settings for one machine, quiet, and gone with the program:
+    `penstock.spark.session()`.
 
     `master` is `local[*]` (this machine), `spark://host:7077`, `yarn`, `k8s://…`, or `sc://host` for Spark Connect.
     Settings are keywords: `spark_sql_shuffle_partitions=4`, or `**{"spark.sql.shuffle.partitions": 4}`; None leaves
@@ -86,8 +87,11 @@ def session(app: str = "penstock", *, master: str = "local[*]", **conf: object) 
 
 
 def context(app: str, master: str | None) -> SparkContext:
-    """The driver of this process, started where there is none. A session of Spark Connect has no way to it, also where
-    the driver that it speaks to is here (`builder.remote("local[2]")`)."""
+    """Returns the driver of this process, started where there is none.
+
+    A session of Spark Connect has no way to it, also where the driver that it speaks to is here
+    (`builder.remote("local[2]")`).
+    """
     with _running.lock:
         _forget_a_dead_jvm()
         running = active_context()
@@ -95,7 +99,7 @@ def context(app: str, master: str | None) -> SparkContext:
 
 
 def active_context() -> SparkContext | None:
-    """The driver that runs in this process."""
+    """Returns the driver that runs in this process."""
     if "pyspark.core.context" not in sys.modules:
         return None
     from pyspark.core.context import SparkContext
@@ -122,7 +126,7 @@ def stop() -> None:
 
 
 def _session_here(given: dict[str, str | None]) -> SparkSession:
-    """A session on this process's own JVM, started now unless an earlier session left it running."""
+    """Returns a session on this process's own JVM, started now unless an earlier session left it running."""
     from pyspark import SparkConf
     from pyspark.sql import SparkSession
 
@@ -162,7 +166,9 @@ def _start(wanted: dict[str, str], given: dict[str, str], scratch: Scratch) -> N
 
 
 def _session_on_foreign_ground(given: dict[str, str | None]) -> SparkSession:
-    """A session where one exists, or where spark-submit or a notebook started the JVM: what they set comes first."""
+    """Returns a session where one exists, or where spark-submit or a notebook started the JVM: what they set comes
+    first.
+    """
     from pyspark import SparkConf
     from pyspark.core.context import SparkContext
     from pyspark.sql import SparkSession
@@ -177,7 +183,7 @@ def _session_on_foreign_ground(given: dict[str, str | None]) -> SparkSession:
 
 
 def _connect_session(given: dict[str, str | None]) -> SparkSession:
-    """A session at a server of Spark Connect: the one that is open, unless the caller names a server."""
+    """Returns a session at a server of Spark Connect: the one that is open, unless the caller names a server."""
     from pyspark.sql import SparkSession
 
     master = str(given["spark.master"])
@@ -213,7 +219,7 @@ def announce(master: str) -> None:
 
 
 def active() -> SparkSession | None:
-    """The session that this program has: of its own JVM, or of Spark Connect."""
+    """Returns the session that this program has: of its own JVM, or of Spark Connect."""
     from pyspark.core.context import SparkContext
     from pyspark.sql import SparkSession
 

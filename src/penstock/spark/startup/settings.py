@@ -46,7 +46,9 @@ class Scratch:
         self._short: Scratch | None = None
 
     def sockets(self) -> Path | None:
-        """A folder whose path leaves room for a socket's name: this one, or one in /tmp; None when there is neither."""
+        """Returns a folder whose path leaves room for a socket's name: this one, or one in /tmp; None when there is
+        neither.
+        """
         if _fits(self.path):
             return self.path
         if self._short is None and os.access(_SHORT_TMP, os.W_OK | os.X_OK) and self.path.parent != _SHORT_TMP:
@@ -119,7 +121,7 @@ UNNAMED = {"spark.app.name": "penstock", "spark.master": "local[*]"}
 
 
 def from_keywords(keywords: Mapping[str, object]) -> dict[str, str | None]:
-    """Keyword arguments as Spark settings: `spark_sql_shuffle_partitions=4` and `**{"spark.sql.…": 4}` alike.
+    """Returns keyword arguments as Spark settings: `spark_sql_shuffle_partitions=4` and `**{"spark.sql.…": 4}` alike.
 
     None stands for "leave this one to Spark", which also drops penstock's default.
     """
@@ -139,7 +141,7 @@ def from_keywords(keywords: Mapping[str, object]) -> dict[str, str | None]:
 
 
 def with_identity(conf: Mapping[str, str | None], app: str, master: str) -> dict[str, str | None]:
-    """The settings with app and master in them, whichever way they were given."""
+    """Returns the settings with app and master in them, whichever way they were given."""
     if not isinstance(app, str) or not app.strip():
         raise ConfigError(f"app must be a name for the application, not {app!r}")
     if not isinstance(master, str) or not master.strip():
@@ -155,7 +157,7 @@ def with_identity(conf: Mapping[str, str | None], app: str, master: str) -> dict
 
 
 def defaults(master: str, scratch: Scratch) -> dict[str, str]:
-    """penstock's own settings for this master."""
+    """Returns penstock's own settings for this master."""
     from penstock.spark.versions import CHECKPOINT_FILES, HAS_FILE_SOCKETS  # where pyspark is not, nothing is started
 
     anywhere = {
@@ -190,7 +192,7 @@ def defaults(master: str, scratch: Scratch) -> dict[str, str]:
 
 
 def merged(given: Mapping[str, str | None], default: Mapping[str, str]) -> dict[str, str]:
-    """The caller's settings over the defaults."""
+    """Returns the caller's settings over the defaults."""
     return {name: value for name, value in {**default, **given}.items() if value is not None}
 
 
@@ -242,7 +244,9 @@ def _cores() -> int:
 
 
 def _memory() -> str:
-    """A quarter of the machine's memory, at least Spark's own 1g: in local mode the driver does all the work."""
+    """Returns a quarter of the machine's memory, at least Spark's own 1g: in local mode the driver does all the
+    work.
+    """
     chosen = os.environ.get("SPARK_DRIVER_MEMORY")
     if chosen:
         return chosen

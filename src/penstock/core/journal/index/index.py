@@ -1,7 +1,7 @@
-"""Looking up the events of an entity, the effects of an event, and the events of a correlation.
+"""Look-ups of an entity's events, of an event's effects, and of the events of a correlation.
 
-`EntityIndex` belongs to an open journal: it keeps the memtables and the runs' filters, and tells a commit how far an
-entity has come. A `Lookup` finds events in one snapshot. Nothing is built here: `indexer` builds the runs.
+`EntityIndex` belongs to an open journal. It keeps the memtables and the filters of runs, and tells a commit the newest
+position of an entity. A `Lookup` finds events in one snapshot. This module builds nothing: `indexer` builds the runs.
 """
 
 from __future__ import annotations
@@ -52,13 +52,13 @@ if TYPE_CHECKING:
 
 
 _FILTERS = 64
-"""Run filters kept in memory."""
+"""The number of run filters in memory."""
 _KNOWN_ENTITIES = 100_000
-"""The most entities of a topic whose newest position the writer remembers."""
+"""The maximum number of a topic's entities whose newest position the writer remembers."""
 
 
 class EntityIndex:
-    """The index of a journal's topics, with what is kept of it in memory."""
+    """The index of a journal's topics, with the parts of it that are in memory."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -66,18 +66,20 @@ class EntityIndex:
         self._lock = threading.Lock()
         self._filters: OrderedDict[tuple[int, int], BloomFilter] = OrderedDict()
         self.crowded: Callable[[str], None] = lambda topic: None
-        """Told of a topic in which a look-up had to ask many runs."""
+        """Called with a topic when a look-up in it had to ask many runs."""
         self.lookups = 0
-        """The number of look-ups there were, more or less: background work makes way for them."""
+        """The approximate number of look-ups. Background work pauses for look-ups."""
 
     def open(self, view: TopicView) -> Lookup:
-        """A look-up in one view of a topic."""
+        """Returns a look-up in one view of a topic."""
         self.lookups += 1
         return Lookup(self, view, keys.MAX_SEQ, keep=True)
 
     def open_within(self, view: TopicView, needed: int = keys.MAX_SEQ) -> Lookup:
-        """Does the same in a transaction, whose own events must not be remembered; complete through `needed`
-        at least."""
+        """Returns a look-up in a transaction, whose own events must not be kept in memory.
+
+        The look-up covers at least the positions through `needed`.
+        """
         tail = self.memtables.get(view.name)
         if tail is None or (needed < keys.MAX_SEQ and tail.covered < needed):
             with self._engine.read() as snap:
@@ -91,7 +93,7 @@ class EntityIndex:
 
     # ── what a commit asks ───────────────────────────────────────────────────────────────────────────────────────────
     def generation(self, commit: Commit, head: Head, key: str) -> int:
-        """The position of an entity's newest event, this commit's own included."""
+        """Returns the position of an entity's newest event, including events of this commit."""
         additions = commit.additions.get(head.name)
         position = additions.newest_of(key) if additions else 0
         if position:
@@ -102,7 +104,7 @@ class EntityIndex:
             head.newest = known
         if key not in known:
             found = self._newest_within(commit, head, key, head.since)
-            known[key] = found._rows.seq(found._row) if found else 0  # a call less than `found.seq`
+            known[key] = found._rows.seq(found._row) if found else 0  # one call less than `found.seq`
         return known[key]
 
     def _newest_within(self, commit: Commit, head: Head, key: str, through: int) -> Event | None:
@@ -111,7 +113,9 @@ class EntityIndex:
 
     # ── what look-ups share ──────────────────────────────────────────────────────────────────────────────────────────
     def adopt(self, name: str, known: Memtable | None, tail: Memtable) -> None:
-        """Keeps a tail for the next look-up, unless another thread was faster, or has one of a newer snapshot."""
+        """Keeps a memtable for the next look-up, unless another thread has stored one meanwhile, or one of a newer
+        snapshot.
+        """
         with self._lock:
             if self.memtables.get(name) is known and (
                 known is None or (known.epoch, known.base) <= (tail.epoch, tail.base)
@@ -119,7 +123,9 @@ class EntityIndex:
                 self.memtables[name] = tail
 
     def cut(self, name: str, topic_id: int, through: int) -> None:
-        """Forgets, in memory, what runs cover, or was removed, through a position of the topic with this number."""
+        """Removes from memory the events that runs cover or that were removed, through a position of the topic with
+        this number.
+        """
         memtable = self.memtables.get(name)
         if memtable is not None and memtable.epoch[0] == topic_id and through > memtable.base:
             memtable.without(through, partial(self.adopt, name, memtable))
@@ -142,17 +148,18 @@ class EntityIndex:
 
 
 # ── One look-up: an entity's events, its newest one, what an event caused, what belongs together ──
-# A look-up asks the runs (see `runs.Directory`), oldest first, then the memtable: the events that no run covers yet.
-# So it costs what the entity has, plus a few look-ups, however many events the topic has.
+# A look-up asks the runs (see `runs.Directory`), oldest first, and then the memtable, which holds the events that no
+# run covers yet. So its cost depends on the number of the entity's events, plus a few look-ups, and not on the number
+# of events in the topic.
 
 
 class Lookup:
-    """A look-up in a topic: everything it finds is as of its view's snapshot, whatever is in memory by now."""
+    """A look-up in a topic. Its results are as of its view's snapshot, even if the memtable has newer events."""
 
     __slots__ = ("_behind", "_extra", "_index", "_limit", "_tail", "_trimmed", "_view", "directory")
 
     def __init__(self, index: EntityIndex, view: TopicView, needed: int, *, keep: bool) -> None:
-        """Brings what is in memory up to the snapshot, or at least through the position `needed`."""
+        """Brings the memory up to the snapshot, or at least through the position `needed`."""
         self._index = index
         self._view = view
         self._behind = False
@@ -167,18 +174,21 @@ class Lookup:
             if self._limit >= max(directory.through, state.sealed):
                 if self._limit < needed:
                     self._catch_up(tail, max(state.trimmed, state.compacted, state.referred), keep)
-                    if keep and directory.through > tail.base:  # as another process has built a run
+                    if keep and directory.through > tail.base:  # another process has built a run
                         index.cut(view.name, view.topic_id, directory.through)
                 return
         self._begin(Memtable((view.topic_id, directory.epoch), base), tail, needed, keep)
 
     @property
     def known(self) -> int:
-        """Through which position terms are looked up; after it, where nothing indexes the topic, blocks are read."""
+        """The position through which terms are looked up.
+
+        After it, blocks are read, in a topic that no indexer indexes.
+        """
         return self._limit if self._behind else keys.MAX_SEQ
 
     def _begin(self, tail: Memtable, before: Memtable | None, needed: int, keep: bool) -> None:
-        """Reads everything the runs do not cover into a memtable."""
+        """Reads all events that no run covers into a memtable."""
         view, base = self._view, tail.base
         self._tail, self._limit = tail, base
         if base >= needed:
@@ -191,25 +201,29 @@ class Lookup:
             _read_into(tail, view, hashes.first - 1)
             tail.add_hashes(hashes)
         _read_into(tail, view, keys.MAX_SEQ)
-        tail.covered = max(tail.covered, view.state().referred)  # no term of a bulk segment is ever in memory
+        tail.covered = max(tail.covered, view.state().referred)  # terms of bulk segments are never in memory
         self._limit = tail.covered
         if keep:
-            # The next look-up knows the newest block again, and does not read it for nothing.
+            # The next look-up recognises the newest block and does not read it again.
             rows = view.snap.scan(*keys.block_range(view.topic_id), reverse=True)
             newest = next(((key, len(value), value[-4:]) for key, value in rows), None)
             tail.state = (tail.covered, newest, monotonic())
             self._index.adopt(view.name, before, tail)
 
     def _catch_up(self, tail: Memtable, reshaped: int, keep: bool) -> None:
-        """Reads what the memtable does not have yet; after `reshaped`, blocks follow each other without a hole."""
+        """Reads the events that the memtable does not have yet.
+
+        With `reshaped`, blocks follow each other without a gap.
+        """
         view, (limit, known, changed) = self._view, tail.state
         if keep and changed >= view.snap.begun and (latest := view.latest()) <= limit:
-            self._limit = latest  # what it got since this snapshot was begun is none of the snapshot's
+            self._limit = latest  # the memtable's later events are not in this snapshot
             return
         self._limit = limit
         large = known is not None and known[1] >= MERGED_BYTES and limit >= reshaped
         if large and view.snap.get(keys.block_key(view.topic_id, limit + 1)) is None:
-            return  # a large block is never merged with what follows: it need not be read to see that it is the newest
+            # a large block is never merged with later blocks, so it is known to be the newest without reading it
+            return
         newer: list[tuple[Block, int]] = []
         newest: Newest | None = None
         for key, value in view.snap.scan(*keys.block_range(view.topic_id), reverse=True):
@@ -230,34 +244,34 @@ class Lookup:
             if tail.size > 2 * INDEX_MEMORY_BYTES:  # no indexer builds runs here: do not keep the whole topic in memory
                 self._index.forget(view.name)
         elif newer:
-            # A transaction's own events concern no other caller; and what another thread has put into the memtable
-            # meanwhile may be newer than this snapshot.
+            # A transaction's own events are not for other callers, and another thread may have added events to the
+            # memtable that are newer than this snapshot.
             self._extra = Memtable(tail.epoch, limit)
             for block, size in newer:
                 self._extra.add(block, size)
 
     # ── entities ─────────────────────────────────────────────────────────────────────────────────────────────────────
     def events(self, key: str, after: int, through: int, *, reverse: bool = False) -> Iterator[list[Event]]:
-        """The events of an entity in after < position ≤ through, some at a time, in order."""
+        """Yields the events of an entity in after < position ≤ through, some at a time, in order."""
         for block, rows in self.pieces(key, after, through, reverse=reverse):
             yield [Event(block, row) for row in rows]
 
     def newest(self, key: str, through: int = keys.MAX_SEQ) -> Event | None:
-        """The newest event of an entity at or before a position."""
+        """Returns the newest event of an entity at or before a position."""
         for block, rows in self.pieces(key, 0, through, reverse=True):
             return Event(block, rows[0])
         return None
 
     def pieces(self, key: str, after: int, through: int, *, reverse: bool = False) -> Iterator[Piece]:
-        """The same as rows of blocks, never none of one, for those who read whole columns."""
+        """Yields the same events as rows of blocks, for callers that read whole columns. Every piece has rows."""
         after = max(after, self._trimmed)
         referred = max(after, self._view.state().referred)
-        if reverse and referred < through:  # the newest event is found without a look at what is older
+        if reverse and referred < through:  # the newest event is found without reading older ones
             yield from self._indexed(key, referred, through, reverse)
             through = referred
         for one in self._view.bulk_segments(after, through, reverse=reverse):
             if not (self._behind or one.may_hold(key)):
-                continue  # the index has nothing in such a segment, so that it may be asked across
+                continue  # the index has no events of such a segment, so one query may span it
             low, high = max(after, one.first - 1), min(through, one.last)
             if reverse:
                 yield from self._indexed(key, high, through, reverse)
@@ -269,7 +283,7 @@ class Lookup:
         yield from self._indexed(key, after, through, reverse)
 
     def _in_segment(self, segment: Segment, key: str, after: int, through: int, reverse: bool) -> Iterator[Piece]:
-        """Those in a segment that a bulk write made: it has filters of its own."""
+        """Yields the events of an entity in a bulk segment, which has its own filters."""
         if not segment.may_hold(key):
             return
         for block in blocks_with(segment, self._view.name, key, reverse=reverse):
@@ -278,7 +292,7 @@ class Lookup:
                 yield block, rows[::-1] if reverse else rows
 
     def _indexed(self, key: str, after: int, through: int, reverse: bool) -> Iterator[Piece]:
-        """Those in positions that no bulk segment holds."""
+        """Yields the events of an entity at positions outside bulk segments."""
         if after >= through:
             return iter(())
         recent = self._recent(key, max(after, self.directory.through), through, reverse)
@@ -288,7 +302,7 @@ class Lookup:
         return chain(recent, covered) if reverse else chain(covered, recent)
 
     def _recent(self, key: str, after: int, through: int, reverse: bool) -> Iterator[Piece]:
-        """Those that no run covers."""
+        """Yields the events of an entity that no run covers."""
         if self._behind:
             return self._in_blocks(EventQuery(key=key), after, through, reverse)
         known = self._tail.pieces(self._view, memtable.KEYS, key, after, min(through, self._limit), reverse=reverse)
@@ -307,9 +321,9 @@ class Lookup:
     def _run_pieces(
         self, section: bytes, term: str, after: int, through: int, *, reverse: bool = False
     ) -> Iterator[Piece]:
-        """The rows of a term in the runs; those of causes and correlations say where its events are.
+        """Yields the rows of a term in the runs. For causes and correlations, the rows say where the events are.
 
-        Each run answers for its own positions, and no other run for these.
+        Each run answers for its own positions, and no other run answers for these positions.
         """
         runs = self.directory.runs
         low, high = after, min(through, self.directory.through)
@@ -339,9 +353,9 @@ class Lookup:
                     yield block, range(stop - 1, start - 1, -1) if reverse else range(start, stop)
 
     def _chunks(self, run: Run, section: bytes, term: str, after: int) -> Iterator[tuple[Block, int, int]]:
-        """The chunks of a run that hold a term after a position, with the rows that are the term's.
+        """Yields the chunks of a run that hold a term after a position, with the indexes of the term's rows.
 
-        A term lies inside one chunk, or begins one and fills it and those that follow.
+        A term is inside one chunk, or it begins a chunk and fills it and the following chunks.
         """
         view = self._view
         low = run_key(view.topic_id, run.id, section)
@@ -366,7 +380,7 @@ class Lookup:
             return
 
     def _chunks_back(self, run: Run, section: bytes, term: str, through: int) -> Iterator[tuple[Block, int, int]]:
-        """Does the same from the newest back, at or before a position."""
+        """Yields the same chunks from the newest back, at or before a position."""
         view = self._view
         low = run_key(view.topic_id, run.id, section)
         for _, value in view.snap.scan(
@@ -380,7 +394,7 @@ class Lookup:
                 return
 
     def entities(self) -> Iterator[str]:
-        """Every entity of the topic, each once."""
+        """Yields every entity of the topic, each once."""
         seen: set[str] = set()
         view = self._view
         for run in self.directory.runs:
@@ -406,11 +420,17 @@ class Lookup:
 
     # ── causes and correlations ──────────────────────────────────────────────────────────────────────────────────────
     def caused_by(self, id: str, since: int = 0) -> Iterator[Event]:
-        """The events of this topic that an event caused, in order; `since`: those whose ids are not below a number."""
+        """Returns the events of this topic that an event caused, in order.
+
+        With `since`, only events whose ids are not below a number.
+        """
         return self._events_of_id(CAUSES, memtable.CAUSES, id, since)
 
     def correlated(self, id: str, since: int = 0) -> Iterator[Event]:
-        """The events of this topic with a correlation id, in order; `since`: those whose ids are not below a number."""
+        """Returns the events of this topic with a correlation id, in order.
+
+        With `since`, only events whose ids are not below a number.
+        """
         return self._events_of_id(CORRELATIONS, memtable.CORRELATIONS, id, since)
 
     def _events_of_id(self, section: bytes, column: int, id: str, since: int) -> Iterator[Event]:
@@ -425,7 +445,7 @@ class Lookup:
 
     # ── tags ─────────────────────────────────────────────────────────────────────────────────────────────────────────
     def tagged(self, wanted: EventQuery, after: int, through: int, *, reverse: bool = False) -> Iterator[Piece]:
-        """Returns the rows of the events that have all wanted tags, in order; never none of a block."""
+        """Yields the rows of the events that have all wanted tags, in order. Every piece has rows."""
         after = max(after, self._trimmed)
         covered = self._tagged_in_runs(wanted, after, through, reverse)
         recent = self._tagged_in_tails(wanted, after, through, reverse)
@@ -465,7 +485,7 @@ OpenIndex = Callable[[TopicView], Lookup]
 
 
 def _waiting_bytes(view: TopicView, base: int, hashed: Sequence[TermHashes]) -> int:
-    """Returns the bytes of a topic that neither runs nor hashes cover, about."""
+    """Returns the approximate number of a topic's bytes that neither runs nor hashes cover."""
     block = last_block(view.snap, view.topic_id, view.name)
     if block is None:
         return 0
@@ -479,7 +499,7 @@ def _waiting_bytes(view: TopicView, base: int, hashed: Sequence[TermHashes]) -> 
 
 
 def _read_into(tail: Memtable, view: TopicView, through: int) -> None:
-    """Reads what a memtable does not have yet, through a position."""
+    """Reads into a memtable the events that it does not have yet, through a position."""
     if tail.covered < through:
         for block in view.blocks_to_index(tail.covered, through):
             tail.add(block, block_size(block))
@@ -503,11 +523,13 @@ def read_view(view: TopicView, query: EventQuery, open_index: OpenIndex) -> Iter
 
 
 _NEAR = 16
-"""So few newest positions are read as they lie, also for an entity or tags: opening the index would cost more."""
+"""The number of newest positions that are read in order even for an entity or tags: opening the index would cost
+more.
+"""
 
 
 def in_all(sources: Sequence[Iterator[int]], *, reverse: bool = False) -> Iterator[int]:
-    """Returns the positions that all sources have, in the order that all sources have."""
+    """Yields the positions that all sources have, in the common order of the sources."""
     sign = -1 if reverse else 1
     heads = [next(source, None) for source in sources]
     while heads and None not in heads:
@@ -540,11 +562,13 @@ def indexed_events(
 
 
 _PREFIXED = 20_000
-"""Events that are put in order in memory; a reader of more reads the topic as it lies."""
+"""The number of events that are sorted in memory. A reader of more events reads the topic in order."""
 
 
 def prefixed_events(view: TopicView, query: EventQuery, after: int, limit: int | None) -> Iterator[Event]:
-    """The events a reader wants whose keys begin with a text, in order: from the runs, and after them as they lie."""
+    """Yields the wanted events whose keys begin with a text, in order: first from the runs, then from the topic
+    after them.
+    """
     directory = load_directory(view.snap, view.topic_id, view.name)
     through, reverse = query.through, query.reverse
     most = _PREFIXED if limit is None else min(_PREFIXED, 1_000 + 8 * limit)
@@ -566,8 +590,10 @@ def prefixed_events(view: TopicView, query: EventQuery, after: int, limit: int |
 def prefixed_in_runs(
     view: TopicView, directory: Directory, query: EventQuery, after: int, most: int
 ) -> list[Event] | None:
-    """Those that runs cover, in order of their positions; None when they are more than `most`, or lie in segments that
-    no run covers."""
+    """Returns the events that runs cover, in order of position.
+
+    Returns None when they are more than `most`, or in segments that no run covers.
+    """
     if next(view.bulk_segments(after, min(query.through, directory.through)), None) is not None:
         return None
     found: dict[int, Event] = {}
@@ -585,9 +611,9 @@ def prefixed_in_runs(
 
 
 def _chunks_with(view: TopicView, run: Run, begin: str) -> Iterator[Block]:
-    """The chunks of a run that may have keys that begin with a text."""
+    """Yields the chunks of a run that may have keys that begin with a text."""
     low = run_key(view.topic_id, run.id, ENTITIES)
     start = low + text_begin(begin)
     first = next((key for key, _ in view.snap.scan(low, start, reverse=True)), start)
-    for _, value in view.snap.scan(first, start + b"\xff"):  # no text has this byte
+    for _, value in view.snap.scan(first, start + b"\xff"):  # no text contains this byte
         yield read_chunk(value, view.name)

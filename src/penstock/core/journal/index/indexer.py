@@ -1,11 +1,13 @@
-"""Building the entity index: the newest events become a run, runs become larger runs.
+"""The building of the entity index: the newest events become a run, and runs become larger runs.
 
-It happens in a thread of its own, beside the writer, in small commits that need not be on disk: a lost run is built
-again. Every run costs one reading and one writing of its events, and there are as many levels as the topic's size has
-digits to the base `INDEX_FAN_IN`. New runs come before larger ones: look-ups would rather ask many runs than search
-events that are in none. When the journal is calm, the runs become as few as `maintain()` would leave.
+A separate thread beside the writer builds the index, in small commits that need not be on disk: a lost run is built
+again. Every run costs one read and one write of its events. The number of levels is the number of digits of the topic's
+size to the base `INDEX_FAN_IN`. New runs come before larger runs, because a look-up is faster with many runs than with
+events that no run covers. When the journal has little work, runs are merged until there are as few as `maintain()`
+would leave.
 
-Several processes may do it at once: the process that lists its run first wins, the other throws its own away.
+Several processes may build at the same time. The process that lists its run first wins; the other process discards its
+run.
 """
 
 from __future__ import annotations
@@ -77,13 +79,15 @@ log = Log("penstock.indexer")
 
 _WORK_SECONDS, _REST_SECONDS = 0.001, 0.0002
 _WAY_SECONDS, _TURN_SECONDS = 0.001, 0.0003
-"""The pause while a look-up is under way, which needs the interpreter many times, and the work between two of them."""
+"""The pause while a look-up runs, because a look-up needs the interpreter many times; and the time of work between
+two pauses.
+"""
 _STALL_SECONDS, _STALL_STEP_SECONDS = 1.0, 0.002
-"""The longest time that a batch waits for the indexer to catch up, and the pause between two looks."""
+"""The longest time that a batch waits for the indexer to catch up, and the pause between two checks."""
 _READ_CHUNKS = 4
-"""Chunks of one run that a merge reads at once."""
+"""The number of chunks of one run that a merge reads at once."""
 _CALM = 16
-"""A journal with fewer commits than this between two looks has time for merging more than it must."""
+"""The number of commits between two checks below which a journal has time for further merging."""
 
 
 class Indexer(Background):
@@ -96,12 +100,12 @@ class Indexer(Background):
         self._index = index
         index.crowded = self.request_merge
         self._to_merge: set[str] = set()
-        """Topics whose runs are worth a look when the journal is calm."""
+        """Topics whose runs are to be checked when the journal has little work."""
         self.commits = 0
-        """Counted up by the journal at every commit of events."""
+        """The number of commits of events, which the journal counts."""
         self._turn = threading.Lock()
         self._left = False
-        """True if an earlier process has left something unindexed."""
+        """True if an earlier process has left events without an index."""
         self.notes = CausalNotes(writer, lambda: self._closed, self._yield_to_others)
         self._folding = False
         """True if topics are to be folded."""
@@ -109,7 +113,7 @@ class Indexer(Background):
         self._lookups = 0
 
     def begin(self) -> None:
-        """Has what an earlier process left unindexed taken up when the journal is calm."""
+        """Schedules the events that an earlier process has not indexed, for a time when the journal has little work."""
         with self._engine.read() as snap:
             self._left = next(iter(snap.scan(keys.HASHES, keys.prefix_end(keys.HASHES))), None) is not None
             crowded = is_crowded(snap)
@@ -119,18 +123,18 @@ class Indexer(Background):
             self.request_fold()
 
     def request_merge(self, topic: str) -> None:
-        """Asks for few runs when the journal is calm: a look-up had to ask many."""
+        """Requests a merge into few runs when the journal has little work: a look-up had to ask many runs."""
         if topic not in self._to_merge and not self._engine.read_only:
             self._to_merge.add(topic)
             self._wake()
 
     def request_fold(self) -> None:
-        """Asks for topics to be folded (see `journal.locating`): many are not."""
+        """Requests that topics are folded (see `journal.locating`), because many topics are not folded."""
         self._folding = True
         self._wake()
 
     def at_rest(self, topic: str) -> bool:
-        """Returns True if everything is indexed, in as few runs as it will be without further events."""
+        """Returns True if everything is indexed, in as few runs as there will be without further events."""
         if self._is_due(topic):
             return False
         with self._engine.read() as snap:
@@ -138,15 +142,15 @@ class Indexer(Background):
             return record is None or not until_few(load_directory(snap, record.topic_id, topic).runs)
 
     def consider(self, topic: str) -> None:
-        """Asks for a look at a topic if enough has gathered."""
+        """Requests a check of a topic if enough events have gathered."""
         self._forget_removed(topic)
         if self._is_due(topic):
             self.request(topic)
 
     def _forget_removed(self, topic: str) -> None:
-        """Lets go, in memory, of what retention has removed.
+        """Removes from memory the events that retention has removed.
 
-        In a topic that keeps less than makes a run, no run ever covers it.
+        This is needed for a topic that keeps fewer events than a run has: no run ever covers it.
         """
         if topic in self._index.memtables:
             with self._engine.read() as snap:
@@ -156,7 +160,7 @@ class Indexer(Background):
                 self._index.cut(topic, record.topic_id, trimmed)
 
     def index(self, topic: str, *, thorough: bool = False) -> None:
-        """Does what there is to do for a topic now; thorough: everything goes into few runs."""
+        """Does the pending work for a topic now. With `thorough`, all events go into few runs."""
         with self._turn:
             while not self._closed and self._gather(topic, thorough):
                 pass
@@ -168,10 +172,11 @@ class Indexer(Background):
         self._clear(topic)
 
     def _yield_to_others(self) -> None:
-        """Makes way for others: for a look-up at once, else after a millisecond.
+        """Lets other threads run: for a look-up immediately, otherwise after a millisecond of work.
 
-        Without it, a thread that waits for the interpreter waits until that is taken away from this thread: five
-        milliseconds."""
+        Without this pause, a thread that waits for the interpreter waits five milliseconds, until this thread is forced
+        to release it.
+        """
         worked, lookups = time.monotonic() - self._worked_since, self._index.lookups
         if lookups != self._lookups:
             if worked < _TURN_SECONDS:
@@ -193,7 +198,7 @@ class Indexer(Background):
                 seen = (self.commits, self._changes())
                 continue
             now = (self.commits, self._changes())
-            # Other processes' commits are not counted, but seen.
+            # Commits of other processes are not counted, but the store's change counter shows them.
             if now[0] - seen[0] < _CALM and (now[1] == seen[1] or now[0] != seen[0]):
                 if self._left:
                     self._left = False
@@ -205,7 +210,7 @@ class Indexer(Background):
             seen = (self.commits, self._changes())
 
     def _take_up(self) -> None:
-        """Asks for a look at the topics with events that no run covers."""
+        """Requests a check of the topics with events that no run covers."""
         with self._engine.read() as snap:
             numbers: set[int] = set()
             at = keys.HASHES
@@ -218,7 +223,7 @@ class Indexer(Background):
                 self.request(name)
 
     def _changes(self) -> int:
-        """The store's change counter; one that cannot be read now has not moved."""
+        """Returns the store's change counter; 0 when it cannot be read now, as if nothing had changed."""
         try:
             return self._engine.changes()
         except Closed:
@@ -244,7 +249,10 @@ class Indexer(Background):
             self.index(topic)
 
     def _fill_memtable(self, topic: str) -> None:
-        """Begins a topic's memtable, which the writer then adds to: a look-up during a bulk load finds it ready."""
+        """Creates a topic's memtable, to which the writer then adds events.
+
+        So a look-up during a bulk load finds it ready.
+        """
         if topic not in self._index.memtables:
             with self._engine.read() as snap:
                 view = TopicView.open(snap, topic)
@@ -252,10 +260,13 @@ class Indexer(Background):
                     self._index.open(view)
 
     def make_room(self, topic: str) -> None:
-        """Before a batch is appended: waits a moment while too much of its topic is in no run yet.
+        """Delays a batch for a moment while too many events of its topic are in no run yet.
 
-        So the load slows down to what is indexed beside it, as in other log-structured stores, and a look-up never has
-        more to search than fits in memory. Not for long: a caller of an indexer that fails would wait for ever.
+        It is called before a batch is appended.
+
+        So the load is no faster than the indexing beside it, as in other log-structured stores, and a look-up never has
+        to search more events than fit in memory. The delay is limited: if the indexer fails, a caller must not wait
+        without end.
         """
         memtable = self._index.memtables.get(topic)
         if memtable is None or not _is_full(memtable):
@@ -292,7 +303,7 @@ class Indexer(Background):
             return waiting >= INDEX_RUN_EVENTS or size >= INDEX_RUN_BYTES or bool(directory.rubbish)
 
     def _gather(self, topic: str, thorough: bool) -> bool:
-        """Makes a run of what no run covers; False when that is too little."""
+        """Makes a run of the events that no run covers. Returns False when there are too few of them."""
         with self._engine.read() as snap:
             view = TopicView.open(snap, topic)
             if view is None or not view.record.settings.indexed:
@@ -304,7 +315,7 @@ class Indexer(Background):
             found = view.blocks(base, through)
             blocks = blocks_of_a_run(found, through, not directory.runs, self._yield_to_others)
             last = blocks[-1].last if blocks else base
-            if segment is not None and last >= through:  # the index goes on behind the segment
+            if segment is not None and last >= through:  # the index continues after the segment
                 last = _end_of_bulk(view, segment)
             elif not blocks or not (thorough or are_enough(blocks)):
                 return False
@@ -335,7 +346,7 @@ class Indexer(Background):
 
     # ── larger runs ──────────────────────────────────────────────────────────────────────────────────────────────────
     def _merge(self, topic: str, thorough: bool) -> bool:
-        """Makes one run of several neighbours; False when there are none worth it."""
+        """Merges several neighbouring runs into one. Returns False when no runs are worth merging."""
         with self._engine.read() as snap:
             record = load_record(snap, topic)
             if record is None:
@@ -367,7 +378,7 @@ class Indexer(Background):
 
     # ── rubbish ──────────────────────────────────────────────────────────────────────────────────────────────────────
     def _clear(self, topic: str) -> None:
-        """Deletes the chunks of runs that are no longer listed, a little at a time."""
+        """Deletes the chunks of runs that are no longer listed, some at a time."""
         with self._engine.read() as snap:
             record = load_record(snap, topic)
             rubbish = () if record is None else load_directory(snap, record.topic_id, topic).rubbish
@@ -379,7 +390,7 @@ class Indexer(Background):
 
 
 def forget_rubbish(commit: Commit, topic: str, topic_id: int, run: int) -> None:
-    """Takes a run whose rows are deleted off the list of rubbish."""
+    """Removes a run from the list of rubbish when its rows are deleted."""
     if commit.is_current(topic, topic_id):
         directory = load_directory(commit.tx, topic_id, topic)
         left = tuple(other for other in directory.rubbish if other != run)
@@ -397,7 +408,7 @@ def _end_of_bulk(view: TopicView, first: Segment) -> int:
 
 
 def _is_full(memtable: Memtable) -> bool:
-    """Returns True if more is in no run than a look-up should search, or than should be kept in memory."""
+    """Returns True if the events in no run are more than a look-up should search, or more than memory should hold."""
     return len(memtable) > INDEX_WAITING_EVENTS or memtable.size > INDEX_MEMORY_BYTES
 
 
@@ -405,15 +416,15 @@ def _is_full(memtable: Memtable) -> bool:
 
 
 _ABANDONED_MS = 3_600_000
-"""A run whose writing began this long ago was given up."""
+"""The age in milliseconds after which an unfinished run counts as abandoned."""
 
 Change = Callable[[Directory], Directory | None]
 Sources = Mapping[bytes, Sequence[Iterator[IndexRows]]]
-"""By section: where its rows come from, each source sorted, in order of their positions."""
+"""By section: the sources of its rows. Each source is sorted, and the sources are in order of their positions."""
 
 
 class Building:
-    """A run being written."""
+    """A run that is being written."""
 
     def __init__(
         self,
@@ -436,9 +447,11 @@ class Building:
         self._hashes = array("I")
 
     def build(self, sources: Sources, change: Change) -> bool:
-        """Writes the run and lists it in the directory that `change` makes; throws it away when that is None.
+        """Writes the run and lists it in the directory that `change` makes.
 
-        False as well when the index has changed too much meanwhile, or the journal is being closed.
+        Discards the run when `change` returns None.
+
+        Also returns False when the index has changed too much meanwhile, or the journal is closing.
         """
         if any(sources.values()):
             if not self._do(self._announce):
@@ -457,7 +470,7 @@ class Building:
         return chunks_of(self._hashed(windows) if section == ENTITIES else windows, self._yield_to_others)
 
     def _hashed(self, windows: Iterator[IndexRows]) -> Iterator[IndexRows]:
-        """Notes for the filter which entities pass by."""
+        """Yields the windows, and records the hashes of their entities for the filter."""
         for window in windows:
             if len(self._hashes) <= INDEX_FILTER_TERMS:
                 self._hashes.extend(hashes_of_terms(dict.fromkeys(window.terms)))
@@ -471,7 +484,9 @@ class Building:
 
     # ── in commits ───────────────────────────────────────────────────────────────────────────────────────────────────
     def _do(self, apply: Callable[[Commit, Directory], bool]) -> bool:
-        """Runs a step in a commit of its own, unless the topic was dropped: no housekeeper would clear it away."""
+        """Runs a step in its own commit, unless the topic was dropped: the housekeeper would not remove the step's
+        rows.
+        """
 
         def step(commit: Commit) -> bool:
             if not commit.is_current(self._topic, self._topic_id):
@@ -498,7 +513,7 @@ class Building:
         return True
 
     def _list(self, change: Change, commit: Commit, directory: Directory) -> bool:
-        """Lists the run; one without a number had nothing to write."""
+        """Lists the run. A run without a number had nothing to write."""
         left = tuple(one for one in directory.building if one[0] != self._id)
         mine = not self._id or len(left) < len(directory.building)
         rest = replace(directory, building=left)
@@ -523,7 +538,7 @@ def _chunk_size(chunk: Chunk) -> int:
 
 
 def _level(size: int) -> int:
-    """The level that a run of a size would have reached by merging runs of the usual size."""
+    """Returns the level that a run of this size would have reached by merging runs of the usual size."""
     level, bound = 0, INDEX_FAN_IN * INDEX_RUN_BYTES
     while size >= bound:
         level, bound = level + 1, bound * INDEX_FAN_IN
@@ -531,12 +546,15 @@ def _level(size: int) -> int:
 
 
 # ── What goes into a run: which blocks make a first one, which neighbours become one, and the chunks of the first ──
-# No run is written here and nothing is waited for: `Indexer` asks, `Building` writes.
+# The functions below write no run and wait for nothing: `Indexer` calls them, and `Building` writes.
 
 
 def blocks_of_a_run(blocks: Iterator[Block], latest: int, alone: bool, breathe: Breathe) -> list[Block]:
-    """As many blocks as make one run: a few times the usual size when building is behind; twice that where no others
-    are and the whole topic fits, which would be merged into one."""
+    """Returns the blocks for one run.
+
+    The run has a few times the usual size when the index is behind. It has twice that size when there are no other runs
+    and the whole topic fits, because smaller runs would be merged into one.
+    """
     found: list[Block] = []
     size = count = 0
     for block in blocks:
@@ -557,7 +575,9 @@ def are_enough(blocks: Sequence[Block]) -> bool:
 
 
 def first_sources(blocks: Sequence[Block], base: int, breathe: Breathe) -> Sources:
-    """Returns the sources of a first run: the events of blocks after a position, each once, wherever a block begins."""
+    """Returns the sources of a first run: the events of blocks after a position, each event once, wherever a block
+    begins.
+    """
     bases = list(accumulate((block.last for block in blocks), max, initial=base))
     after = list(zip(blocks, bases, strict=False))
 
@@ -578,11 +598,11 @@ def first_sources(blocks: Sequence[Block], base: int, breathe: Breathe) -> Sourc
 
 
 def worth_merging(runs: Sequence[Run], thorough: bool) -> Sequence[Run]:
-    """Neighbours that should become one run."""
+    """Returns neighbouring runs that should become one run."""
     if thorough:
         return until_few(runs)
     for level in sorted({run.level for run in runs}):
-        # A run of a lower level among them goes along: it would wait for neighbours that never come.
+        # A run of a lower level among them is merged too, because it would wait for neighbours that never come.
         for within, group in groupby(runs, key=lambda run: run.level <= level):
             stretch = list(group)
             if within and sum(run.level == level for run in stretch) >= INDEX_FAN_IN:
@@ -591,7 +611,9 @@ def worth_merging(runs: Sequence[Run], thorough: bool) -> Sequence[Run]:
 
 
 def until_few(runs: Sequence[Run]) -> Sequence[Run]:
-    """The newest runs, as far back as they together weigh at least a quarter of the one before them."""
+    """Returns the newest runs, as far back as together they have at least a quarter of the size of the run before
+    them.
+    """
     if len(runs) < 2:
         return ()
     start, size = len(runs) - 1, runs[-1].size
@@ -605,10 +627,10 @@ def until_few(runs: Sequence[Run]) -> Sequence[Run]:
 def stored_rows(
     engine: Engine, topic: str, topic_id: int, run: Run, section: bytes, trimmed: int, breathe: Breathe
 ) -> Iterator[IndexRows]:
-    """The rows of a run, as a source of `merged`.
+    """Yields the rows of a run, as a source of `merged`.
 
-    Some chunks are read at a time, in a snapshot of their own: runs do not change, and a snapshot held for the whole
-    merge would keep the engine from cleaning up behind it.
+    A few chunks are read at a time, each time in a new snapshot. Runs do not change, and a snapshot for the whole merge
+    would prevent the engine from freeing space.
     """
     at = run_key(topic_id, run.id, section)
     stop = keys.prefix_end(at)

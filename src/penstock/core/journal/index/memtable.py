@@ -1,19 +1,19 @@
-"""A topic's newest events, indexed in memory: what the entity index's runs do not cover yet.
+"""A topic's newest events, indexed in memory: the events that no run of the entity index covers yet.
 
-A memtable is filled by commits, with the events they have in hand, and by look-ups, with the blocks that were committed
-elsewhere since the last one. Events never change and positions are never reused, so it stays right whatever is written
-meanwhile, except when compaction by key removes events in the middle: then the index's epoch changes and a new one
-begins.
+Commits fill a memtable with their own events; look-ups fill it with blocks that were committed elsewhere since the last
+look-up. Events never change and positions are never reused, so a memtable stays correct whatever is written meanwhile.
+The only exception is compaction by key, which removes events in the middle: it changes the index's epoch, and a new
+memtable begins.
 
-Events are added in the order of their positions, and only those after `covered`: whatever is read twice, because row
-groups of sealed files, blocks and ranges of hashes end at different positions, is there once.
+Events are added in order of position, and only events after `covered`. So an event is in the memtable once, even if it
+is read twice because row groups of sealed files, blocks and ranges of hashes end at different positions.
 
-It consists of parts, so that forgetting what runs cover is dropping the first ones. What a part holds for a term is
-packed positions: neither the dictionary nor what is in it are followed by the garbage collector, which otherwise stops
-every thread for as long as it takes to walk over half a million events.
+A memtable consists of parts, so it removes the events that runs cover by dropping the first parts. A part holds the
+positions of a term in packed form. The garbage collector does not visit the dictionary or its contents; otherwise it
+would stop every thread while it visits half a million events.
 
-Of larger commits without tags a part holds hashes only (see `journal.summaries`): four bytes an event, which are
-searched as they are, and no block. What they find is read from the store.
+For larger commits without tags, a part holds only hashes (see `journal.summaries`) and no block. A hash takes four
+bytes an event and is searched directly. The events that match are read from the store.
 """
 
 from __future__ import annotations
@@ -32,40 +32,44 @@ from penstock.core.journal.summaries import TermHashes, hashes_of, is_hashed, ro
 from penstock.limits import INDEX_MEMORY_BYTES, INDEX_RUN_EVENTS, SUMMARY_EVENTS
 
 Piece = tuple[Block, Sequence[int]]
-"""A block and some of its rows, in order of their positions."""
+"""A block and the indexes of some of its rows, in order of position."""
 Positions = dict[str, bytearray]
-"""The positions of a term's events, ascending, packed as an array of "Q" would be."""
+"""The positions of a term's events, ascending, packed as in an array of "Q"."""
 Newest = tuple[bytes, int, bytes]
-"""A block's key, length and checksum: enough to see that it is still the newest one."""
+"""A block's key, length and checksum. They are enough to recognise the newest block."""
 State = tuple[int, Newest | None, float]
-"""Through which position the tail is complete, its newest block, and when (`time.monotonic`) events were last added."""
+"""The position through which the memtable is complete, its newest block, and the time when events were last added
+(`time.monotonic`).
+"""
 Epoch = tuple[int, int]
-"""The topic's id, and its index's epoch."""
+"""The topic's id, and the epoch of its index."""
 
 _KEPT_BYTES = 4 << 20
-"""Blocks that are kept for the next look-up."""
+"""The bytes of blocks that are kept for the next look-up."""
 _TERM_BYTES = 160
-"""The bytes that a term and its positions take, about."""
+"""The approximate bytes of a term and its positions."""
 _TOGETHER = 256
-"""Events handed out at once, at the most: who wants the newest one does not wait for a hundred thousand."""
+"""The maximum number of events that are returned at once: a caller of the newest event does not wait for a hundred
+thousand.
+"""
 
 
 class MemtablePart:
-    """The terms of several thousand events: where each term stands in them. `Memtable` adds to it."""
+    """The terms of several thousand events, with the positions of each term. `Memtable` adds events."""
 
     __slots__ = ("count", "last", "size", "terms")
 
     def __init__(self) -> None:
         self.last = 0
-        """The last position."""
+        """The last position in the part."""
         self.count = 0
         self.size = 0
         self.terms: tuple[Positions, Positions, Positions, Positions] = ({}, {}, {}, {})
-        """Of keys, causes, correlations and tags."""
+        """The positions by keys, causes, correlations and tags."""
 
 
 class HashedPart:
-    """The hashes of the terms of several thousand neighbouring events. `Memtable` adds to it."""
+    """The hashes of the terms of several thousand neighbouring events. `Memtable` adds events."""
 
     __slots__ = ("first", "last", "terms")
 
@@ -73,7 +77,7 @@ class HashedPart:
         self.first = first
         self.last = first - 1
         self.terms = (bytearray(), bytearray(), bytearray())
-        """Of keys, causes and correlations; empty: no event has one."""
+        """The hashes of keys, causes and correlations; empty when no event has such a term."""
 
     @property
     def count(self) -> int:
@@ -89,7 +93,7 @@ class HashedPart:
         for mine, theirs in zip(self.terms, (hashes.keys, hashes.causes, hashes.correlations), strict=True):
             if mine or theirs:
                 mine += bytes(4 * count - len(mine)) + (theirs or bytes(4 * more))
-        self.last = hashes.last  # last: what has a position has a hash
+        self.last = hashes.last  # set last: every position before it has a hash
 
     def positions(self, column: int, term: str, after: int, through: int, *, reverse: bool = False) -> Iterator[int]:
         """Returns the positions of events in after < position ≤ through that may have a term."""
@@ -99,13 +103,13 @@ class HashedPart:
 
 
 KEYS, CAUSES, CORRELATIONS, TAGS = range(4)
-"""The columns of a part; a part of hashes has no tags."""
+"""The columns of a part. A part of hashes has no tags."""
 _TERMS = ("key", "causation", "correlation")
 Part = MemtablePart | HashedPart
 
 
 class KeptBlocks:
-    """The last few megabytes of blocks that were committed here or read for a look-up. Thread-safe."""
+    """The last few megabytes of blocks that were committed here or read for a look-up. It is thread-safe."""
 
     __slots__ = ("_blocks", "_firsts", "_lock", "_size")
 
@@ -116,9 +120,12 @@ class KeptBlocks:
         self._lock = threading.Lock()
 
     def pieces(self, view: TopicView, positions: Iterable[int], committed: int) -> list[tuple[Block, list[int]]]:
-        """The rows of positions, by blocks that are here, else from the store; without those that compaction removed.
+        """Yields the rows at given positions, from kept blocks or else from the store.
 
-        Through `committed`, the events of blocks are kept: others may be a transaction's, which is rolled back.
+        Events that compaction removed are left out.
+
+        Blocks with events through `committed` are kept. Later events may belong to a transaction, which may be rolled
+        back.
         """
         found: list[tuple[Block, list[int]]] = []
         block: Block | None = None
@@ -144,7 +151,7 @@ class KeptBlocks:
 
     def keep(self, block: Block, size: int) -> None:
         with self._lock:
-            before = self._blocks.pop(block.first, None)  # a merged one is larger
+            before = self._blocks.pop(block.first, None)  # a merged block is larger
             if before is None:
                 insort(self._firsts, block.first)
             else:
@@ -158,30 +165,33 @@ class KeptBlocks:
 
 
 class Memtable:
-    """The events base < position ≤ covered, by key, cause and correlation."""
+    """The events at base < position ≤ covered, by key, cause, correlation and tag."""
 
     __slots__ = ("_kept", "_lock", "_over", "_parts", "base", "covered", "epoch", "size", "state")
 
     def __init__(self, epoch: Epoch, base: int) -> None:
         self.epoch = epoch
-        """The epoch of the index: a memtable of another epoch is void."""
+        """The epoch of the index. A memtable of another epoch is void."""
         self.base = base
         self.covered = base
         self.size = 0
         self.state: State = (base, None, monotonic())
-        """The state that a look-up may rely on, exchanged as a whole: see `State`."""
+        """The state that a look-up may rely on (see `State`). It is replaced as a whole."""
         self._lock = threading.Lock()
         self._parts: tuple[Part, ...] = (MemtablePart(),)
-        """In order; events are added to the last one."""
+        """The parts, in order. Events are added to the last part."""
         self._kept = KeptBlocks()
         self._over = False
-        """Another memtable has taken its parts over: nothing is added here any more."""
+        """True if another memtable has taken over the parts. Then this memtable accepts no more events."""
 
     def __len__(self) -> int:
         return self.covered - self.base
 
     def extend(self, covered: int, blocks: Sequence[tuple[Block, int]], newest: Newest | None) -> bool:
-        """Adds blocks after what is covered, and notes the newest; False when another thread was faster."""
+        """Adds blocks after the covered positions, and records the newest block.
+
+        Returns False when another thread was faster.
+        """
         with self._lock:
             if self.covered != covered or self._over:
                 return False
@@ -193,10 +203,11 @@ class Memtable:
     def add_committed(
         self, topic: str, covered: int, wires: Sequence[Wire | None], keys: Sequence[str | None] | None, newest: Newest
     ) -> bool:
-        """Adds what a commit of this process has just written after `covered`; unless something came in between.
+        """Adds the events that a commit of this process has just written after `covered`, unless other events came in
+        between.
 
-        So that a look-up during a bulk load has next to nothing to read: the writer has the events in hand. False when
-        it has become too large to be kept.
+        So a look-up during a bulk load has almost nothing to read: the writer has the events in memory. Returns False
+        when the memtable has become too large to keep.
         """
         with self._lock:
             if self.covered != covered or self._over:
@@ -206,19 +217,19 @@ class Memtable:
                 if wire is not None and is_hashed(wire):
                     self.add_hashes(hashes_of(wire))
                     block = Block(wire, topic)
-                    self._kept.keep(block, block_size(block))  # often it is the next that is read
+                    self._kept.keep(block, block_size(block))  # often this block is read next
                     start += wire.count
                 elif wire is not None:
                     block = Block(wire, topic)
                     stop = start + wire.count
                     part = keys if keys is None or wire.count == len(keys) else keys[start:stop]
-                    self._add(block, 0, len(wire.payload) + 64 * wire.count + 1024, part)  # a call less
+                    self._add(block, 0, len(wire.payload) + 64 * wire.count + 1024, part)  # one call less
                     start = stop
             self.state = (self.covered, newest, monotonic())
             return self.size <= 2 * INDEX_MEMORY_BYTES
 
     def add_hashes(self, hashes: TermHashes) -> None:
-        """Adds those of the events that come after `covered`."""
+        """Adds the hashes of the events that come after `covered`."""
         hashes = hashes.after(self.covered)
         if hashes.first > hashes.last:
             return
@@ -232,7 +243,7 @@ class Memtable:
         self.covered = hashes.last
 
     def add(self, block: Block, size: int) -> None:
-        """Adds what a block holds after `covered`."""
+        """Adds the events of a block after `covered`."""
         start = block.row_after(self.covered)
         if block.count - start >= SUMMARY_EVENTS and is_hashed(block.wire):
             self.add_hashes(hashes_of(block.wire))
@@ -241,7 +252,7 @@ class Memtable:
             self._add(block, start, size, keys)
 
     def _add(self, block: Block, start: int, size: int, keys: Sequence[str | None] | None) -> None:
-        """Adds the events of a block from a row on, the first after `covered`; these are their keys."""
+        """Adds the events of a block from a row on; this row is the first after `covered`. `keys` are their keys."""
         part = self._parts[-1]
         if isinstance(part, HashedPart) or part.count >= INDEX_RUN_EVENTS:
             part = MemtablePart()
@@ -272,7 +283,10 @@ class Memtable:
     def pieces(
         self, view: TopicView, column: int, term: str, after: int, through: int, *, reverse: bool = False
     ) -> Iterator[Piece]:
-        """The rows with a key, cause or correlation in after < position ≤ through, in order, never none of a block."""
+        """Yields the rows with a key, cause or correlation in after < position ≤ through, in order.
+
+        Every piece has rows.
+        """
         for part in self._parts[::-1] if reverse else self._parts:
             if isinstance(part, HashedPart):
                 positions: Iterable[int] = part.positions(column, term, after, through, reverse=reverse)
@@ -295,13 +309,13 @@ class Memtable:
                 yield from reversed(positions) if reverse else positions
 
     def rows_at(self, view: TopicView, positions: Iterable[int]) -> Iterator[Piece]:
-        """The rows of positions, some at a time, never none of a block; blocks that were read lately are kept."""
+        """Yields the rows at given positions, some at a time. Every piece has rows. Recently read blocks are kept."""
         positions = iter(positions)
         while some := list(islice(positions, _TOGETHER)):
             yield from self._kept.pieces(view, some, self.covered)
 
     def entities(self, view: TopicView, after: int, through: int) -> list[str]:
-        """Every key that has events in after < position ≤ through."""
+        """Returns every key that has events in after < position ≤ through."""
         found: dict[str, None] = {}
         for part in self._parts:
             if isinstance(part, HashedPart):
@@ -316,27 +330,28 @@ class Memtable:
         return list(found)
 
     def without(self, base: int, adopt: Callable[[Memtable], None]) -> None:
-        """Hands a memtable of what is left when runs cover everything through `base` to `adopt`.
+        """Calls `adopt` with a memtable of the events that remain when runs cover everything through `base`.
 
-        It costs next to nothing. What begins before `base` and ends after it is kept as a whole.
+        This costs almost nothing. A part that begins before `base` and ends after it is kept as a whole.
         """
         with self._lock:
             left = Memtable(self.epoch, base)
-            left._lock = self._lock  # they share parts
+            left._lock = self._lock  # both memtables share parts
             left._kept = self._kept
             left._parts = tuple(part for part in self._parts if part.count and part.last > base)
             left.size = sum(part.size for part in left._parts)
             left.covered = max(self.covered, base)
             left.state = (left.covered, self.state[1], monotonic())
             if not left._parts or left._parts[-1].count * 4 >= len(left):
-                # So that it, too, can be dropped soon; not for a few events, because a look-up asks every part.
+                # A new part begins, so that this part too can be dropped soon. For few events no part begins, because a
+                # look-up asks every part.
                 left._parts += (MemtablePart(),)
             self._over = True
             adopt(left)
 
 
 def block_size(block: Block) -> int:
-    """The bytes a block takes in memory, about."""
+    """Returns the approximate size of a block in memory, in bytes."""
     return block.payload_size + 64 * block.count + 1024
 
 
@@ -352,6 +367,6 @@ def _note(found: Positions, terms: Sequence[str | None], seqs: Sequence[int]) ->
 
 
 def _between(packed: bytes | bytearray, after: int, through: int) -> array[int]:
-    """A copy: an array over the packed positions themselves would keep the writer from adding to them."""
+    """Returns a copy: an array over the packed positions themselves would prevent the writer from adding positions."""
     positions = array("Q", packed)
     return positions[bisect_right(positions, after) : bisect_right(positions, through)]

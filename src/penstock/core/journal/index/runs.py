@@ -1,9 +1,10 @@
-"""The contents of the runs of the entity index: rows sorted by a term, cut into chunks.
+"""The contents of the runs of the entity index: rows sorted by a term and divided into chunks.
 
-A row has a term (the entity's key, the cause's id, the correlation id, a tag) and an event's position. An entity's rows
-carry the whole event, so that reading an entity needs nothing else; the rows of other terms have nothing more. A
-chunk is a block whose rows are sorted by term and position; it lies under its *mark*, which is the term and position of
-its first row. Marks compare as bytes in the order of terms, and no term's mark begins another's.
+A row has a term (the entity's key, the cause's id, the correlation id, or a tag) and an event's position. An entity's
+rows contain the whole event, so that a read of an entity needs nothing else; the rows of other terms contain nothing
+more. A chunk is a block whose rows are sorted by term and position. It is stored under its *mark*, which is the term
+and position of its first row. As bytes, marks have the order of terms, and the mark of a term is never the beginning of
+another term's mark.
 """
 
 from __future__ import annotations
@@ -41,11 +42,13 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 _ROW_BYTES = 48
-"""The bytes that a row takes besides its payload, about."""
+"""The approximate bytes of a row besides its payload."""
 STEP_ROWS = 4096
-"""The number of rows that are worked on, and sorted, between two moments at which others may have the interpreter."""
+"""The number of rows that are processed, and sorted, between two moments at which other threads may run."""
 WINDOW_ROWS = 2 * STEP_ROWS
-"""The number of rows of sorted sources that are merged together, about: what is nearly sorted is sorted twice as fast.
+"""The approximate number of rows of sorted sources that are merged together.
+
+Nearly sorted rows are sorted twice as fast.
 """
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -55,11 +58,11 @@ Chunk = tuple[bytes, bytes]
 
 
 Breathe = Callable[[], None]
-"""Called between pieces of work, to let others have the interpreter."""
+"""A function that is called between pieces of work, to let other threads run."""
 
 
 def go_on() -> None:
-    """No thread is waiting."""
+    """Does nothing, because no thread is waiting."""
 
 
 def text_begin(text: str) -> bytes:
@@ -74,7 +77,7 @@ def prefix(term: str) -> bytes:
 
 # ── rows ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
 class IndexRows(PlacedRows):
-    """Events on their way into a run, or only where terms stand: `columns.key` is what they are sorted by."""
+    """Events that are to be put into a run, or only their terms and positions. The rows are sorted by `columns.key`."""
 
     columns: Columns = msgspec.field(default_factory=lambda: Columns([], [], key=[]))
 
@@ -83,11 +86,11 @@ class IndexRows(PlacedRows):
         return self.columns.key  # type: ignore[return-value]
 
     def order(self) -> list[int]:
-        """The rows by term; those of one term as they stand."""
+        """Returns the rows sorted by term. Rows of one term keep their order."""
         return sorted(range(len(self)), key=self.terms.__getitem__)
 
     def before(self, bound: tuple[str, int] | None) -> int:
-        """Returns the number of rows, which are sorted, that come up to a term and a position."""
+        """Returns the number of sorted rows up to a term and a position."""
         if bound is None:
             return len(self)
         low, high = bisect_left(self.terms, bound[0]), bisect_right(self.terms, bound[0])
@@ -95,7 +98,7 @@ class IndexRows(PlacedRows):
 
 
 def event_rows(block: Block, after: int = 0, breathe: Breathe = go_on) -> Iterator[IndexRows]:
-    """The events of a block, or of a chunk, that have a key and come after a position, as they stand."""
+    """Yields the rows of a block's or a chunk's events that have a key and come after a position, in their order."""
     if block.wire.key is None:
         return
     tails, times = block.wire.run_ids, block.run_times
@@ -123,7 +126,7 @@ def term_rows(terms: Sequence[str | None], seqs: Sequence[int], after: int) -> I
 
 
 def tags_of(texts: Sequence[str | None], seqs: Sequence[int]) -> tuple[list[str], list[int]]:
-    """Returns each tag of some events, and beside it the position of its event."""
+    """Returns each tag of some events, together with the position of its event."""
     found = [(tag, seq) for text, seq in zip(texts, seqs, strict=True) if text for tag in unpack_tags(text)]
     return [tag for tag, _ in found], [seq for _, seq in found]
 
@@ -133,14 +136,17 @@ def _rows_after(rows: IndexRows, after: int) -> IndexRows:
 
 
 def chunk_rows(block: Block, after: int, breathe: Breathe = go_on) -> Iterator[IndexRows]:
-    """The rows of a chunk after a position."""
+    """Returns the rows of a chunk after a position."""
     if block.wire.run_ids:
         return event_rows(block, after, breathe)
     return iter((term_rows(text_values(block.wire.key, block.count), block.seqs, after),))
 
 
 def sorted_sources(rows: Iterable[IndexRows], breathe: Breathe = go_on) -> list[Iterator[IndexRows]]:
-    """Rows as sources of `merged`, of some thousand each: one sort of a hundred thousand could not be interrupted."""
+    """Returns rows as sources of `merged`, of several thousand rows each.
+
+    A single sort of a hundred thousand rows could not be interrupted.
+    """
     parts = [IndexRows()]
     orders: list[list[int]] = []
     for some in rows:
@@ -160,7 +166,10 @@ def _in_pieces(rows: IndexRows, order: list[int], step: int) -> Iterator[IndexRo
 
 
 def merged(sources: Sequence[Iterator[IndexRows]], breathe: Breathe = go_on) -> Iterator[IndexRows]:
-    """The rows of sorted sources, sorted, some thousand at a time; of one term, an earlier source's come first."""
+    """Yields the rows of sorted sources, sorted, several thousand at a time.
+
+    Among rows of one term, the rows of an earlier source come first.
+    """
     share = max(1, WINDOW_ROWS // max(1, len(sources)))
     waiting = [(source, IndexRows()) for source in sources]
     while waiting:
@@ -170,7 +179,7 @@ def merged(sources: Sequence[Iterator[IndexRows]], breathe: Breathe = go_on) -> 
             more: IndexRows | None = rows
             while len(rows) < share and (more := next(source, None)) is not None:
                 rows.extend(more)
-            if more is not None:  # the source may go on after its last row, and only there
+            if more is not None:  # only after its last row may the source have more rows
                 last = (rows.terms[-1], rows.seqs[-1])
                 bound = last if bound is None else min(bound, last)
             if rows:
@@ -187,7 +196,10 @@ def merged(sources: Sequence[Iterator[IndexRows]], breathe: Breathe = go_on) -> 
 
 
 def chunks_of(windows: Iterable[IndexRows], breathe: Breathe = go_on) -> Iterator[Chunk]:
-    """Cuts sorted rows into chunks. An entity that fits is not torn apart, and a large one has chunks of its own."""
+    """Yields sorted rows as chunks.
+
+    An entity that fits into one chunk is not divided, and a large entity has chunks of its own.
+    """
     left = IndexRows()
     for window in chain(windows, (None,)):
         left.extend(window or IndexRows())
@@ -201,7 +213,7 @@ def chunks_of(windows: Iterable[IndexRows], breathe: Breathe = go_on) -> Iterato
 
 
 def _chunk_ends(rows: IndexRows, whole: bool) -> Iterator[int]:
-    """Returns the ends of the next chunks; without `whole`, the last rows wait until more have come."""
+    """Returns the ends of the next chunks. Without `whole`, the last rows wait for more rows."""
     count, terms = len(rows), rows.terms
     sizes = list(accumulate(map(_ROW_BYTES.__add__, rows.columns.weights()), initial=0))
     start = 0
@@ -232,7 +244,7 @@ def read_chunk(value: bytes, topic: str) -> Block:
 
 
 def span_of(block: Block, term: str) -> tuple[int, int]:
-    """The rows of a chunk that belong to a term, which lie together: start and stop; 0 and 0 when it has none."""
+    """Returns the start and stop of a term's rows in a chunk, which are contiguous; 0 and 0 when the chunk has none."""
     terms = text_values(block.wire.key, block.count)
     try:
         start = terms.index(term)
@@ -244,15 +256,17 @@ def span_of(block: Block, term: str) -> tuple[int, int]:
 # ── filters ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 @cache
 def _masks() -> list[int]:
-    """The bits of every hash, computed when the first filter is built or asked."""
+    """Returns the bits of every hash. They are computed when the first filter is built or asked."""
     spread = [number * 0x9E3779B1 & 0xFFFFFFFF for number in range(4096)]
     return [1 << (h >> 26) | 1 << (h >> 20 & 63) | 1 << (h >> 14 & 63) | 1 << (h >> 8 & 63) for h in spread]
 
 
 class BloomFilter:
-    """Says of a term that it is certainly not in a run, or that it may be: up to four bits a term, in one of its words.
+    """A filter that says of a term that it is certainly not in a run, or that it may be there.
 
-    A term's hash is its CRC-32: the low bits say which word, the highest twelve which bits.
+    A term has up to four bits, in one word of the filter.
+
+    The hash of a term is its CRC-32: the low bits choose the word, and the highest twelve bits choose the bits in it.
     """
 
     __slots__ = ("_words",)
@@ -262,7 +276,7 @@ class BloomFilter:
 
     @classmethod
     def build(cls, hashes: array[int], breathe: Breathe) -> bytes:
-        """The filter of some hashes: eight to sixteen bits for each."""
+        """Returns the filter of some hashes, with eight to sixteen bits for each hash."""
         words = [0] * (1 << (len(hashes) // 8).bit_length())
         low, masks = len(words) - 1, _masks()
         for start in range(0, len(hashes), STEP_ROWS):
@@ -273,7 +287,7 @@ class BloomFilter:
 
     @classmethod
     def packed(cls, hashes: NDArray[np.uint32]) -> bytes:
-        """The same filter as `build` makes, for a process that has numpy."""
+        """Returns the same filter as `build`, for a process that has numpy."""
         import numpy as np
 
         words = np.zeros(1 << (len(hashes) // 8).bit_length(), dtype="<u8")
@@ -288,7 +302,7 @@ class BloomFilter:
 
 
 def hashes_of_terms(terms: Iterable[str]) -> Iterator[int]:
-    """Returns the hashes that a filter is made of."""
+    """Returns the hashes of terms, of which a filter is made."""
     return map(zlib.crc32, map(str.encode, terms))
 
 
@@ -314,12 +328,12 @@ class Run(msgspec.Struct, array_like=True, frozen=True):
     id: int
     first: int
     last: int
-    """The positions it covers: first … last."""
+    """The last of the positions that the run covers: first … last."""
     level: int
     size: int
-    """Bytes of its chunks, about."""
+    """The approximate size of its chunks, in bytes."""
     entities: int
-    """The number of terms its filter knows; 0 when it has none."""
+    """The number of terms in its filter; 0 when it has no filter."""
     sections: str
     """The kinds of chunks that the run has."""
 
@@ -328,19 +342,19 @@ class Directory(msgspec.Struct, array_like=True, frozen=True):
     """The index of one topic."""
 
     epoch: int = 0
-    """Another number after the whole index was dropped."""
+    """A number that changes when the whole index is dropped."""
     through: int = 0
-    """Every event up to this position is in a run, if it has anything to be found by."""
+    """The position through which every event with a term is in a run."""
     next: int = 1
     """The number of the next run."""
     runs: tuple[Run, ...] = ()
-    """In order of their positions, without gaps that matter."""
+    """The runs in order of position, without gaps that contain events."""
     building: tuple[tuple[int, int], ...] = ()
-    """Runs being written, and since when (milliseconds)."""
+    """The numbers of unfinished runs, and the time when each was begun (milliseconds)."""
     rubbish: tuple[int, ...] = ()
-    """Runs whose chunks are still to be deleted."""
+    """The numbers of runs whose chunks are still to be deleted."""
     format: int = 0
-    """The format of chunks; those of another format are rubbish."""
+    """The format of chunks. Chunks of another format are rubbish."""
 
 
 FORMAT = 1
@@ -376,15 +390,15 @@ def save_directory(tx: WriteTx, topic: int, directory: Directory) -> None:
 
 
 def drop_index(tx: WriteTx, topic: int, name: str) -> None:
-    """Forgets the whole index; whatever was read from it in memory is void, and it will be built anew.
+    """Forgets the whole index, which is then built anew. Everything that was read from it into memory is void.
 
-    The rows of its runs become rubbish, which the indexer deletes a little at a time.
+    The rows of its runs become rubbish, which the indexer deletes some at a time.
     """
     save_directory(tx, topic, _emptied(load_directory(tx, topic, name)))
 
 
 def trim_index(tx: WriteTx, topic: int, name: str, through: int) -> None:
-    """Forgets the runs of positions that were removed."""
+    """Removes from the list the runs whose positions were removed."""
     directory = load_directory(tx, topic, name)
     gone = [run for run in directory.runs if run.last <= through]
     if gone:

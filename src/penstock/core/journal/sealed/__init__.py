@@ -1,4 +1,6 @@
-"""Sealed history: a topic's oldest events in Parquet files of a lake, read as if they were still in the store.
+"""Sealed history: a topic's oldest events in Parquet files of a lake.
+
+Reads of them work as if the events were still in the store.
 
 segments    the journal's record of which file holds which events, and who is sealing; what lies in the lakes
 files       reading sealed files

@@ -1,7 +1,9 @@
-"""The files of a bulk write, as a task makes them: those that sealing makes, without what only the commit knows.
+"""The files of a bulk write, which a task makes.
 
-A row's position, id and recording time follow from its segment and its index in the file. What look-ups by key need is
-made here as well: for each row group the filter of its keys, in a small file beside the Parquet file.
+They are like the files that sealing makes, without the columns that only the commit knows.
+
+A row's position, id and recording time follow from its segment and its index in the file. The task also makes the data
+for look-ups by key: for each row group a filter of its keys, in a small file beside the Parquet file.
 """
 
 from __future__ import annotations
@@ -43,21 +45,21 @@ from penstock.limits import SUMMARY_VALUES
 PLACES = ("seq", "recorded_at", "id")
 """The columns that only the commit knows."""
 _FILE_BYTES = 128 << 20
-"""About how large a file grows: a task holds it in memory until it is whole."""
+"""The approximate size at which a file is complete. A task holds the file in memory until then."""
 
 TYPED = "typed "
-"""The prefix of the names of columns that are typed columns of files."""
+"""The prefix of the names of columns that become typed columns of files."""
 _UNTYPED = TypedColumns("")
 
 
 def write_files(
     target: BulkTarget, events: Iterable[pa.RecordBatch], origin: tuple[str, int, str], *, now_ms: int | None = None
 ) -> Iterator[NewSegment]:
-    """Writes events into files of a lake. They are no events of the topic until a commit refers to them.
+    """Writes events into files of a lake. The events belong to the topic only when a commit refers to the files.
 
-    `events` have the columns that blocks are made of (see `from_arrow`), and may have the typed ones, each with `TYPED`
-    before its name. `origin`: the job, the number of its micro-batch (0 where there is only one), and the name of this
-    try of a task.
+    `events` have the columns of blocks (see `from_arrow`). They may also have typed columns, whose names begin with
+    `TYPED`. `origin` is the job, the number of its micro-batch (0 for a job with only one), and the name of this
+    attempt of a task.
     """
     job, number, attempt = origin
     begun, files = round(time.time() * 1000) if now_ms is None else now_ms, 0
@@ -74,7 +76,7 @@ def write_files(
 
 
 class _BulkFile:
-    """A file while it is made, in memory."""
+    """A file in memory while it is made."""
 
     def __init__(self, target: BulkTarget) -> None:
         self._target = target
@@ -93,13 +95,13 @@ class _BulkFile:
 
     @property
     def size(self) -> int:
-        """Bytes that are written."""
+        """The number of bytes that are written."""
         return int(self._out.tell())
 
     def add(self, rows: pa.RecordBatch, now_ms: int) -> None:
-        """Adds events; ConfigError when a row cannot be one.
+        """Adds events. Raises ConfigError when a row cannot be an event.
 
-        One without a time among others with times has that of the writing: an index cannot say which ones have none.
+        If only some events have a time, the others get the time of writing: an index cannot say which events have none.
         """
         wire = wire_of(rows)
         if wire.occurred is None and "occurred_at" in rows.schema.names:
@@ -119,7 +121,7 @@ class _BulkFile:
         self.count += block.count
 
     def _batch(self, block: Block, rows: pa.RecordBatch) -> pa.RecordBatch:
-        """The columns of the file: typed ones are those of the rows where they bring them."""
+        """Returns the columns of the file. The typed columns come from the rows if the rows have them."""
         given = [TYPED + field.name for field in self._typed.schema]
         if not set(given) <= set(rows.schema.names):
             return sealed_batch(block, 0, block.count, self._typed, names=self._names)
@@ -145,7 +147,7 @@ class _BulkFile:
         self._held, self._rows = [], 0
 
     def finish(self, path: str) -> NewSegment:
-        """Puts the file into its lake."""
+        """Puts the file into its lake and returns its description."""
         self._write_group()
         assert self._writer is not None
         self._writer.close()
@@ -175,7 +177,7 @@ class _BulkFile:
 
 
 def _united(known: set[str] | None, more: tuple[str, ...] | None) -> set[str] | None:
-    """The values of two ranges together; None when they are many, or not known."""
+    """Returns the values of two ranges together; None when they are too many or unknown."""
     if known is None or more is None:
         return None
     known |= set(more)
@@ -183,7 +185,7 @@ def _united(known: set[str] | None, more: tuple[str, ...] | None) -> set[str] | 
 
 
 def _checksums(data: pa.Buffer) -> tuple[int, Pieces]:
-    """The CRC-32 of a file, and of each of its pieces."""
+    """Returns the CRC-32 of a file, and of each of its pieces."""
     view, start, pieces = memoryview(data), 0, []
     for end in piece_ends(pq.read_metadata(pa.BufferReader(data)), data.size):
         pieces.append((end, zlib.crc32(view[start:end])))

@@ -1,7 +1,7 @@
-"""Typed columns of sealed history: fields of payloads beside the JSON text, with types and statistics.
+"""Typed columns of sealed history: fields of payloads, with types and statistics, beside the JSON text.
 
-`customer STRING, total DOUBLE` names fields of the payload's object and their types. A payload that does not fit
-leaves its row's typed columns empty; the JSON text beside them is always whole.
+`customer STRING, total DOUBLE` names fields of the payload's object and their types. If a payload does not fit, its
+row's typed columns are empty. The JSON text beside them is always complete.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ _TYPES: Mapping[str, pa.DataType] = {
     "TIMESTAMP": pa.timestamp("us", tz="UTC"),
     "BINARY": pa.binary(),
 }
-"""The types that Parquet, Delta and Iceberg all have, by the names that Spark gives them."""
+"""The types that Parquet, Delta and Iceberg have in common, by their Spark names."""
 _DECIMAL = re.compile(r"(?:DECIMAL|DEC|NUMERIC)\s*\(\s*(\d+)\s*(?:,\s*(\d+)\s*)?\)")
 _OF_PYTHON: tuple[tuple[type, str], ...] = (
-    (bool, "BOOLEAN"),  # before int, which it is as well
+    (bool, "BOOLEAN"),  # before int, because a bool is an int too
     (int, "BIGINT"),
     (float, "DOUBLE"),
     (str, "STRING"),
@@ -61,7 +61,10 @@ _RESERVED = frozenset(
 
 
 def columns_text(columns: str | type[object] | None) -> str:
-    """The typed columns a caller asked for, as text: given as such, or as the type whose fields they are."""
+    """Returns the typed columns that a caller asked for, as text.
+
+    The caller gives the text, or a type whose fields become columns.
+    """
     if columns is None:
         return ""
     text = columns.strip() if isinstance(columns, str) else _of_type(columns)
@@ -71,7 +74,7 @@ def columns_text(columns: str | type[object] | None) -> str:
 
 @lru_cache(maxsize=64)
 def columns_schema(text: str) -> pa.Schema:
-    """The typed columns in Arrow; ConfigError when they cannot be columns of a sealed file."""
+    """Returns the typed columns as an Arrow schema. Raises ConfigError when they cannot be columns of a sealed file."""
     if not text:
         return pa.schema([])
     found = []
@@ -86,7 +89,9 @@ def columns_schema(text: str) -> pa.Schema:
 
 
 def check_change(before: str, after: str) -> None:
-    """ConfigError unless `after` keeps every column of `before` as it is: files and tables that have them stay."""
+    """Raises ConfigError unless `after` keeps every column of `before` unchanged: files and tables with these
+    columns remain.
+    """
     old, new = columns_schema(before), columns_schema(after)
     for field in old:
         if field.name not in new.names or new.field(field.name).type != field.type:
@@ -105,7 +110,10 @@ class TypedColumns:
         self.unfit = 0
 
     def of(self, payload: pa.BinaryArray, binary: NDArray[np.bool_] | None) -> list[pa.Array]:
-        """The columns for a binary column of payloads; `binary` marks those that are bytes and no JSON, None: none."""
+        """Returns the typed columns for a binary column of payloads.
+
+        `binary` marks the payloads that are bytes and not JSON; None marks no payload.
+        """
         if self._parser is None:
             return []
         parsed = self._parser.parse(payload, binary)
@@ -114,7 +122,10 @@ class TypedColumns:
 
 
 def text_and_bytes(payload: pa.BinaryArray, binary: NDArray[np.bool_] | None) -> tuple[pa.Array, pa.Array]:
-    """Payloads as the columns `payload` and `payload_bytes`, of which each row has one; `binary` as for `of`."""
+    """Returns payloads as the columns `payload` and `payload_bytes`.
+
+    Each row has a value in one of them. `binary` is as for `of`.
+    """
     if binary is None:
         text = pa.Array.from_buffers(pa.string(), len(payload), payload.buffers(), offset=payload.offset)
         return text, pa.nulls(len(payload), pa.binary())
@@ -138,13 +149,13 @@ def _arrow_type(name: str, kind: str) -> pa.DataType:
 
 
 def _of_type(declared: type[object]) -> str:
-    """The fields of a declared event type that can be columns; others stay in the JSON text."""
+    """Returns the fields of a declared event type that can be columns. The other fields stay in the JSON text only."""
     if not (dataclasses.is_dataclass(declared) or hasattr(declared, "__annotations__")):
         raise ConfigError(f'columns is text like "customer STRING, total DOUBLE" or an event type, not {declared!r}')
     found = []
     try:
         hints = typing.get_type_hints(declared)
-    except Exception as error:  # whatever a quoted annotation says is run
+    except Exception as error:  # evaluating a quoted annotation may raise any exception
         raise ConfigError(f"columns: an annotation of {declared.__name__} cannot be resolved: {error}") from error
     for name, hint in hints.items():
         kind = _of_hint(hint)
@@ -174,15 +185,15 @@ def _of_hint(hint: object) -> str | None:
 
 
 _NOTHING = "__HIVE_DEFAULT_PARTITION__"
-"""The folder of rows without a value."""
+"""The folder for rows without a value."""
 _LONGEST = 200
-"""Bytes of a folder's name after the `=`; file systems take 255 in all."""
+"""The maximum size of a folder's name after the `=`, in bytes. File systems take 255 bytes in all."""
 _KIND = "kind"
-"""The column of every event that files may be parted by; all others are typed columns."""
+"""The only column of every event by which files may be parted. All other such columns are typed columns."""
 
 
 def check_partition(column: str, schema: pa.Schema) -> None:
-    """ConfigError when files cannot be parted by a column."""
+    """Raises ConfigError when files cannot be parted by a column."""
     if not column or column == _KIND:
         return
     if column not in schema.names:
@@ -203,7 +214,7 @@ def check_partition(column: str, schema: pa.Schema) -> None:
 
 
 def partition_values(path: str) -> dict[str, str | None]:
-    """Returns the partition values in the folders of a file: by column, the value of all its rows."""
+    """Returns the partition values in the folders of a file: for each column, the value that all its rows have."""
     found: dict[str, str | None] = {}
     for folder in path.split("/")[:-1]:
         name, equals, value = folder.partition("=")
@@ -222,7 +233,7 @@ class Partition:
         self._seen: set[str] = set()
 
     def fitting(self, column: pa.Array) -> tuple[pa.Array, int]:
-        """A typed column without the values that cannot name a folder, and how many those were."""
+        """Returns a typed column without the values that cannot name a folder, and the number of these values."""
         if not pa.types.is_string(column.type):
             return column, 0
         values = column.dictionary_encode()
@@ -233,7 +244,7 @@ class Partition:
         return pc.if_else(drop, None, column), pc.sum(drop).as_py()
 
     def parted(self, table: pa.Table) -> Iterator[tuple[str, pa.Table]]:
-        """By folder: the rows of a table, in their order."""
+        """Returns the rows of a table by folder, in their order."""
         values = table.column(self.column).combine_chunks().dictionary_encode(null_encoding="encode")
         codes = np.asarray(values.indices)
         order = np.argsort(codes, kind="stable")
@@ -263,7 +274,10 @@ class Partition:
 
 
 def _folder_value(value: object) -> str | None:
-    """A value as a folder names it; None when it cannot: empty, too long, or taken for no value at all."""
+    """Returns a value as the name of a folder.
+
+    Returns None when the value cannot be a name: it is empty, too long, or has another meaning.
+    """
     if value is None:
         return _NOTHING
     if isinstance(value, bool):
@@ -276,5 +290,8 @@ def _folder_value(value: object) -> str | None:
 
 
 def _escaped(text: str) -> str:
-    """A text without the signs that mean something in paths. Letters stay: Spark unescapes to single bytes' signs."""
+    """Returns a text with escapes for the characters that have a meaning in paths.
+
+    Letters remain, because Spark reads each escape as one single-byte character.
+    """
     return re.sub(r"[\x00-\x7f]+", lambda some: quote(some[0], safe=""), text)

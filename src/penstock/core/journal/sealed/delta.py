@@ -1,7 +1,7 @@
-"""Sealed files as a Delta table: its log lies beside them, in the topic's folder, and names them by relative paths.
+"""Sealed files as a Delta table. Its log is beside them, in the topic's folder, and names them by relative paths.
 
-Every commit carries a `txn` action whose application is this journal's topic and whose version is the last sealed
-position: two that are made at once conflict, and one of them fails.
+Every commit has a `txn` action: its application is this journal's topic, and its version is the last sealed position.
+So two concurrent commits conflict, and one of them fails.
 """
 
 from __future__ import annotations
@@ -24,16 +24,18 @@ from penstock.core.names import split_url
 from penstock.errors import ConfigError, Corrupt, StorageError
 
 _NO_STATISTICS = frozenset({"payload", "headers", "payload_bytes", "id"})
-"""Columns whose smallest and largest value tell a reader nothing."""
+"""Columns whose minimum and maximum do not help a reader."""
 _LONGEST = 64
-"""Characters of a text's bounds; longer ones would fill the log."""
+"""The maximum length of a text's bounds in characters. Longer bounds would fill the log."""
 _UNSYNCED = 2
-"""Entries at the log's end that may not be on disk: the newest, and one before it whose sync failed."""
+"""The number of entries at the log's end that may not be on disk: the newest entry, and one earlier entry whose sync
+failed.
+"""
 log = logging.getLogger("penstock.journal.sealed")
 
 
 def check_library() -> None:
-    """ConfigError that names the extra when it is missing."""
+    """Raises ConfigError, which names the extra, when the library is missing."""
     try:
         import deltalake  # noqa: F401
     except ImportError as error:
@@ -61,16 +63,18 @@ class DeltaLakeTable:
             raise Corrupt(f"the log of the Delta table at {owner.shown} cannot be read: {error}") from error
 
     def _entries(self) -> list[Path]:
-        """The files of the table's log, oldest first; none of a table that is not in a folder here."""
+        """Returns the files of the table's log, oldest first. Returns none when the table is not in a local folder."""
         if "://" in self._owner.lake:
             return []
         return sorted(entry for entry in Path(self._place, "_delta_log").glob("*.json") if entry.stem.isdecimal())
 
     def _set_torn_entries_aside(self) -> None:
-        """A power cut may leave the end of the log in pieces, which no reader can read: what it said is said again.
+        """Renames torn entries at the log's end: a power cut may leave entries that no reader can read.
 
-        It was not on disk yet, so no seal that listed files in it was ever acknowledged. An entry after one that is
-        missing cannot be read either.
+        The next update repeats what they said.
+
+        These entries were not on disk yet, so no seal that listed files in them was ever acknowledged. An entry after a
+        missing entry cannot be read either.
         """
         entries = self._entries()[-_UNSYNCED:]
         torn = next((at for at, entry in enumerate(entries) if not _is_whole(entry)), len(entries))
@@ -82,7 +86,7 @@ class DeltaLakeTable:
             log.warning("%s was torn by a crash, and is set aside", entry)
 
     def _store_log(self, before: int) -> None:
-        """Puts what was added to the log on disk, which deltalake does not."""
+        """Writes new entries of the log to disk, because deltalake does not sync them."""
         entries = self._entries()
         for entry in entries[before:]:
             sync_path(entry)
@@ -113,7 +117,7 @@ class DeltaLakeTable:
             for one in add
         ]
         removed = list(remove)
-        before = max(0, len(self._entries()) - 1)  # the newest one, too: its sync may have failed
+        before = max(0, len(self._entries()) - 1)  # the newest entry too: its sync may have failed
         try:
             if self._table is None:
                 create_table_with_add_actions(
@@ -178,7 +182,7 @@ def storage_options(lake: str) -> dict[str, str]:
 
 
 def _statistics(file: LakeFile, schema: pa.Schema) -> str:
-    """A file's counts and bounds, from its Parquet footer."""
+    """Returns a file's counts and bounds, from its Parquet footer."""
     least: dict[str, object] = {}
     most: dict[str, object] = {}
     nulls: dict[str, int] = {}
@@ -205,7 +209,7 @@ def _statistics(file: LakeFile, schema: pa.Schema) -> str:
 
 
 def _bound(value: object) -> object:
-    """A bound as Delta writes it; None for one that has no form, or too long a one."""
+    """Returns a bound in Delta's form; None when the value has no such form or is too long."""
     if isinstance(value, datetime):
         return value.strftime("%Y-%m-%dT%H:%M:%S.") + f"{value.microsecond:06d}Z"
     if isinstance(value, date):

@@ -1,7 +1,8 @@
-"""Sealed history: a topic's oldest events in Parquet files of a lake, read as if they were still here.
+"""Sealed history: a topic's oldest events in Parquet files of a lake, which are read as if they were still in the
+store.
 
-`segments` knows what lies where. A file's row groups are read as blocks, so that no layer above notices. Where a
-column parts a segment's events into several files, row groups of the same positions make one block.
+`segments` knows which events each file holds. A file's row groups are read as blocks, so no layer above notices a
+difference. When a column parts a segment's events into several files, row groups of the same positions make one block.
 """
 
 from __future__ import annotations
@@ -43,20 +44,22 @@ if TYPE_CHECKING:
 K = TypeVar("K")
 V = TypeVar("V")
 decode_filters = msgspec.msgpack.Decoder(list[bytes]).decode
-"""The filters of keys of a segment that a bulk write made, one for each row group."""
+"""Decodes the key filters of a segment that a bulk write made. Each row group has one filter."""
 _COLUMNS = [
     *("seq", "kind", "key", "scope", "payload", "headers", "occurred_at", "recorded_at", "id", "correlation_id"),
     *("causation_id", "tags", "payload_bytes"),
 ]
-"""The columns that a block is made of; typed columns are for others."""
+"""The columns of a block. Typed columns are for other readers."""
 
 
 def sealed_blocks(
     snap: Snapshot, topic: int, name: str, after: int, through: int, trimmed: int, *, reverse: bool = False
 ) -> Iterator[Block]:
-    """The sealed events after < position ≤ through (and their neighbours in the same row group), as blocks.
+    """Yields the sealed events with after < position ≤ through, as blocks.
 
-    What compaction has `trimmed` since is left out, though the files still hold it.
+    The blocks include the other events of the same row groups.
+
+    Events that compaction has `trimmed` since are left out, although the files still hold them.
     """
     after = max(after, trimmed)
     for segment in (load_segments_back if reverse else load_segments)(snap, topic, after, through):
@@ -68,15 +71,17 @@ def sealed_blocks(
 
 
 def blocks_with(segment: Segment, topic: str, key: str, *, reverse: bool) -> Iterator[Block]:
-    """The blocks of a segment that a bulk write made which may have events of a key."""
+    """Yields the blocks of a bulk segment that may have events of a key."""
     found = _open_segment(segment, topic)
     groups = list(found.groups_with(key))
     yield from map(found.block, reversed(groups) if reverse else groups)
 
 
 def sealed_start(snap: Snapshot, topic: int, name: str, seq: int) -> int | None:
-    """Returns the first position of the row group that holds a position: a good place to cut a range. None: it lies in
-    no file."""
+    """Returns the first position of the row group that holds a position; this is a good place to cut a range.
+
+    Returns None when no file holds the position.
+    """
     for segment in load_segments(snap, topic, seq - 1, seq):
         for first, last in _open_segment(segment, name).groups:
             if first <= seq <= last:
@@ -86,7 +91,7 @@ def sealed_start(snap: Snapshot, topic: int, name: str, seq: int) -> int | None:
 
 
 def check_sealed(snap: Snapshot, topic: int, name: str) -> None:
-    """Corrupt or StorageError when a file of sealed history is not, byte for byte, what was written."""
+    """Raises Corrupt or StorageError when a file of sealed history differs from what was written."""
     for segment in load_segments(snap, topic):
         SealedSegment(segment, name).check()
 
@@ -94,7 +99,10 @@ def check_sealed(snap: Snapshot, topic: int, name: str) -> None:
 def sealed_files_with(
     snap: Snapshot, topic: int, name: str, after: int, through: int, columns: frozenset[str]
 ) -> list[SealedBytes]:
-    """The files of sealed events after < position ≤ through; none when one of them lacks one of some columns."""
+    """Returns the files of sealed events with after < position ≤ through.
+
+    Returns none when one of these files lacks one of the given columns.
+    """
     segments = list(load_segments(snap, topic, after, through))
     if columns and not all(columns <= _open_segment(segment, name).names for segment in segments):
         return []
@@ -104,7 +112,7 @@ def sealed_files_with(
 def list_segments(
     snap: Snapshot, topic: int, name: str, after: int, through: int, *, columns: bool
 ) -> Iterator[SealedFiles]:
-    """The files of sealed events after < position ≤ through, as other readers of their lakes know them."""
+    """Returns the files of sealed events with after < position ≤ through, as other readers of their lakes know them."""
     for segment in load_segments(snap, topic, after, through):
         root = open_lake(segment.lake)[1]
         parts = split_url(segment.lake) if "://" in segment.lake else split_url("file:")
@@ -126,7 +134,7 @@ def list_segments(
 
 
 def _typed_columns(segment: Segment, topic: str) -> dict[str, str]:
-    """The typed columns of a segment's files; all of them have the same."""
+    """Returns the typed columns that all files of a segment have."""
     if segment.by_reference:
         from penstock.core.journal.sealed.columns import columns_schema
 
@@ -138,7 +146,7 @@ def _typed_columns(segment: Segment, topic: str) -> dict[str, str]:
 
 
 def without(block: Block, trimmed: int) -> Block:
-    """A block without the positions through one."""
+    """Returns a block without the positions through a given position."""
     if block.first > trimmed:
         return block
     return read_block(block_of_rows(block, range(block.row_after(trimmed), block.count)), block.topic)
@@ -164,7 +172,7 @@ class SealedSegment:
         self._sources = [sources for _, _, sources in found]
 
     def block(self, group: int) -> Block:
-        """The events of a group as a block."""
+        """Returns the events of a group as a block."""
         return _blocks.get((self._segment.lake, self._segment.path, group), lambda: self._read(group))
 
     def _read(self, group: int) -> Block:
@@ -183,13 +191,13 @@ class SealedSegment:
         return wire
 
     def groups_with(self, key: str) -> Iterator[int]:
-        """The row groups that may have events of a key, of a segment that a bulk write made."""
+        """Returns the row groups of a bulk segment that may have events of a key."""
         hashed = zlib.crc32(key.encode())
         return (group for group, filter in enumerate(self._filters) if hashed in filter)
 
     @cached_property
     def _filters(self) -> list[BloomFilter]:
-        """For each row group, which keys are certainly not in it."""
+        """The key filter of each row group: it says which keys are certainly not in the group."""
         known = self._segment.keys
         assert known is not None
         path = self._segment.keys_path
@@ -210,7 +218,7 @@ class SealedSegment:
         return [BloomFilter(words) for words in decode_filters(data)]
 
     def check(self) -> None:
-        """Corrupt or StorageError when something of it is not, byte for byte, what was written."""
+        """Raises Corrupt or StorageError when a file of the segment differs from what was written."""
         for file in self._segment.files:
             SealedBytes(self._segment, file, self._topic).check()
         if self._segment.keys is not None:
@@ -218,12 +226,12 @@ class SealedSegment:
 
     @property
     def names(self) -> set[str]:
-        """The columns that all of its files have."""
+        """The columns that all files of the segment have."""
         return set.intersection(*(set(file.metadata.schema.to_arrow_schema().names) for file in self._files))
 
 
 class SealedBytes:
-    """The bytes of one sealed file. No reader gets any that were not compared with their checksums."""
+    """The bytes of one sealed file. Readers get only bytes that were compared with their checksums."""
 
     def __init__(self, segment: Segment, file: SegmentFile, topic: str) -> None:
         self._segment = segment
@@ -232,13 +240,13 @@ class SealedBytes:
         self._pieces = file.load_pieces()
         self._ends = [end for end, _ in self._pieces]
         self._whole: set[int] = set()
-        """The pieces that `read` has compared."""
+        """The pieces that `read` has already compared."""
         self.size = file.size
         if self._ends != sorted(set(self._ends)) or self._ends[-1:] != [self.size]:
             raise self.damaged("the journal's record of its checksums has gaps")
 
     def open(self) -> pa.NativeFile:
-        """The file in its lake; Corrupt when it has another size than was written."""
+        """Opens the file in its lake. Raises Corrupt when its size is not the size that was written."""
         filesystem, root = open_lake(self._segment.lake)
         try:
             opened = filesystem.open_input_file(f"{root}/{self._file.path}")
@@ -249,7 +257,10 @@ class SealedBytes:
         return opened
 
     def between(self, opened: pa.NativeFile, start: int, stop: int, seq: int | None = None) -> bytes:
-        """The bytes of pieces that follow one another, in one request; `seq` is an event's in them, for an error."""
+        """Returns the bytes of successive pieces, read in one request.
+
+        `seq` is the position of an event in them, for error messages.
+        """
         data = self._read(opened, start, stop)
         view = memoryview(data)
         for number in range(bisect_right(self._ends, start), bisect_left(self._ends, stop) + 1):
@@ -259,7 +270,7 @@ class SealedBytes:
         return data
 
     def read(self, opened: pa.NativeFile, start: int, stop: int) -> bytes:
-        """Any bytes of the file. The pieces that they lie in are read whole, and compared, the first time."""
+        """Returns any bytes of the file. The pieces with these bytes are read whole, and compared the first time."""
         stop = min(stop, self.size)
         if start >= stop:
             return b""
@@ -300,7 +311,7 @@ class SealedBytes:
         return metadata
 
     def as_file(self, data: bytes, start: int) -> pa.NativeFile:
-        """Returns several of the bytes as a file that has nothing else."""
+        """Returns some of the bytes as a file that contains nothing else."""
         import pyarrow as pa
 
         return pa.PythonFile(_PieceFile(data, start, self.size), mode="r")
@@ -330,7 +341,10 @@ class SealedBytes:
 
 
 class _SealedFile:
-    """An open Parquet file. The only one of a segment stays open; of many, only what their footers say is kept."""
+    """An open Parquet file.
+
+    The only file of a segment stays open. Of several files, only the data of their footers is kept.
+    """
 
     def __init__(self, segment: Segment, file: SegmentFile, topic: str) -> None:
         self._bytes = SealedBytes(segment, file, topic)
@@ -346,7 +360,7 @@ class _SealedFile:
         self.groups = self._find_groups()
 
     def _find_groups(self) -> list[tuple[int, int]]:
-        """The first and last position of each row group."""
+        """Returns the first and last position of each row group."""
         if self._segment.by_reference:
             counts = [self.metadata.row_group(group).num_rows for group in range(self.metadata.num_row_groups)]
             ends = list(accumulate(counts, initial=self._segment.first - 1))
@@ -359,7 +373,7 @@ class _SealedFile:
         return found
 
     def read(self, group: int) -> pa.Table:
-        """A row group as a table."""
+        """Returns a row group as a table."""
         import pyarrow as pa
         import pyarrow.parquet as pq
 
@@ -372,14 +386,14 @@ class _SealedFile:
             data = self._bytes.between(self._opened, start, stop, seq)
         piece = self._bytes.as_file(data, start)
         try:
-            # Those that it has: a file that a bulk write made does not say positions, ids and recording times.
+            # Only existing columns are read: a file of a bulk write has no positions, ids and recording times.
             return pq.ParquetFile(piece, metadata=self.metadata).read_row_group(group, columns=_COLUMNS)
         except (OSError, pa.ArrowException) as error:
             raise self._bytes.damaged(str(error), seq) from error
 
 
 def column_ends(metadata: pq.FileMetaData) -> list[list[int]]:
-    """For each row group: where the bytes of its columns end, in order."""
+    """Returns, for each row group, the ends of its columns' bytes, in order."""
     found = []
     for group in range(metadata.num_row_groups):
         columns = [metadata.row_group(group).column(at) for at in range(metadata.num_columns)]
@@ -389,7 +403,10 @@ def column_ends(metadata: pq.FileMetaData) -> list[list[int]]:
 
 
 class _PieceFile(io.RawIOBase):
-    """A piece of a file at its place, behind zeros: the end of a file is read ahead, in larger steps than it needs."""
+    """A piece of a file at its place, behind zeros.
+
+    The reader reads the end of a file ahead, in larger steps than it needs.
+    """
 
     def __init__(self, data: bytes, start: int, size: int) -> None:
         super().__init__()
@@ -418,7 +435,7 @@ class _PieceFile(io.RawIOBase):
 
 
 def _by_position(tables: list[pa.Table]) -> pa.Table:
-    """Rows that were parted by a column, in the order of their positions again."""
+    """Returns rows that were parted by a column, again in the order of their positions."""
     import numpy as np
     import pyarrow as pa
 
@@ -427,7 +444,7 @@ def _by_position(tables: list[pa.Table]) -> pa.Table:
 
 
 def _columns_of(batch: pa.RecordBatch) -> Wire:
-    """Everything but positions, ids and recording times."""
+    """Returns all columns of a block except positions, ids and recording times."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -459,7 +476,7 @@ def _set_places(wire: Wire, batch: pa.RecordBatch) -> None:
 
 
 def _set_runs(wire: Wire, batch: pa.RecordBatch) -> None:
-    """Times and ids as a block keeps them: runs of ids that count up and share their time."""
+    """Sets times and ids in a block's form: runs of consecutive ids with the same time."""
     import numpy as np
     import pyarrow as pa
 
@@ -481,7 +498,7 @@ def _set_runs(wire: Wire, batch: pa.RecordBatch) -> None:
 
 
 class _Kept(Generic[K, V]):
-    """The values that were made lately, up to a number: look-ups tend to come in crowds."""
+    """A limited number of recently made values: look-ups for the same value often follow each other."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -514,13 +531,16 @@ def _open_segment(segment: Segment, topic: str) -> SealedSegment:
 
 
 def open_lake(lake: str) -> tuple[fs.FileSystem, str]:
-    """The filesystem of a lake and the path in it; ConfigError when there is no such place."""
+    """Returns the filesystem of a lake and the path in it. Raises ConfigError when the place does not exist."""
     return _open_lake(lake, os.getpid())
 
 
 @lru_cache(maxsize=16)
 def _open_lake(lake: str, process: int) -> tuple[fs.FileSystem, str]:
-    """Opens a lake once per process: connections to an object store are worth keeping, and do not survive a fork."""
+    """Opens a lake once per process.
+
+    Connections to an object store are expensive to open, and they do not survive a fork.
+    """
     try:
         import pyarrow as pa
         import pyarrow.fs
@@ -533,6 +553,6 @@ def _open_lake(lake: str, process: int) -> tuple[fs.FileSystem, str]:
             filesystem, root = pyarrow.fs.LocalFileSystem(), lake
     except (pa.ArrowInvalid, OSError, ValueError) as error:
         said = str(error).replace(lake, shown_url(lake))
-        # Not chained: Arrow's own error repeats the url with its credentials.
+        # The error is not chained, because Arrow's own error repeats the url with its credentials.
         raise ConfigError(f"{shown_url(lake)!r} is no place for sealed history: {said}") from None
     return filesystem, root.rstrip("/")

@@ -1,8 +1,9 @@
-"""Sealed files as an Iceberg table: registered where they lie, in a catalog of the user's or one beside the lake.
+"""Sealed files as an Iceberg table: they are registered where they are, in a catalog of the user's or in a catalog
+beside the lake.
 
-pyiceberg repeats a commit that lost a race, which would add the same files twice; here it does not, and the seal says
-that it has to be repeated. Every snapshot carries the last sealed position as a property. The table's own files are on
-disk before the catalog names them (`synced_files`).
+pyiceberg repeats a commit that lost a race, which would add the same files twice. Here it does not repeat the commit,
+and the seal reports that it has to be repeated. Every snapshot has the last sealed position as a property. The table's
+own files are on disk before the catalog names them (`synced_files`).
 """
 
 from __future__ import annotations
@@ -28,14 +29,16 @@ _NAMESPACE = "penstock"
 _THROUGH = "penstock.through"
 _OWNER = "penstock.journal"
 _CATALOG_FILE = "_iceberg.db"
-"""The catalog beside a lake's files, where the user names none."""
+"""The catalog beside a lake's files, when the user names no catalog."""
 _SYNCED = {"py-io-impl": f"{__name__.rpartition('.')[0]}.synced_files.SyncedFileIO"}
-"""The options by which pyiceberg writes a table's own files in a folder; in an object store they are kept once they are
-written."""
+"""The options by which pyiceberg syncs a table's own files in a local folder.
+
+In an object store, files are durable once they are written.
+"""
 
 
 def check_catalog(catalog: str, lake: str) -> None:
-    """ConfigError when the library or the catalog is missing."""
+    """Raises ConfigError when the library or the catalog is missing."""
     try:
         import pyiceberg  # noqa: F401
     except ImportError as error:
@@ -49,7 +52,10 @@ def check_catalog(catalog: str, lake: str) -> None:
 
 
 def open_catalog(catalog: str, owner: Owner) -> closing[Catalog]:
-    """A catalog by its name or uri, else the file beside the lake; its connections end with the block."""
+    """Yields a catalog by its name or uri, or the catalog in a file beside the lake.
+
+    Its connections close when the block ends.
+    """
     with _as_storage_error(owner, "read"):
         return closing(_load(catalog, owner.lake))
 
@@ -68,7 +74,7 @@ def _load(catalog: str, lake: str) -> Catalog:
             kind = {} if catalog.startswith(("http://", "https://", "thrift://")) else {"type": "sql"}
             return load_catalog(_NAMESPACE, uri=catalog, **kind, **files)
         return load_catalog(catalog, **files)
-    except Exception as error:  # pyiceberg's catalogs raise what their libraries raise
+    except Exception as error:  # pyiceberg's catalogs raise the errors of their libraries
         raise ConfigError(f"the Iceberg catalog {catalog.rpartition('@')[2]!r} cannot be opened: {error}") from error
 
 
@@ -84,7 +90,7 @@ def _as_storage_error(owner: Owner, done: str) -> Iterator[None]:
         ) from error
     except PenstockError:
         raise
-    except Exception as error:  # pyiceberg's catalogs raise what their libraries raise
+    except Exception as error:  # pyiceberg's catalogs raise the errors of their libraries
         raise StorageError(
             f"the Iceberg table of {owner.shown} cannot be {done}: {error}", retryable=isinstance(error, OSError)
         ) from error
@@ -119,8 +125,10 @@ class IcebergLakeTable:
         return set(map(self._relative, found))
 
     def _location(self) -> str:
-        """Returns the place of the table's own files: beside the topics' folders, which hold nothing but Parquet for
-        others."""
+        """Returns the place of the table's own files.
+
+        It is beside the topics' folders, which contain only Parquet for other readers.
+        """
         lake = self._root.removesuffix(f"/{self._owner.topic}")
         return f"{lake if '://' in lake else f'file://{lake}'}/_iceberg/{self._owner.topic}"
 
@@ -156,7 +164,10 @@ class IcebergLakeTable:
             self._put_on_disk()
 
     def _put_on_disk(self) -> None:
-        """Puts a commit to a SQLite catalog on disk: it ends with the removal of a file, which SQLite does not sync."""
+        """Syncs a commit to a SQLite catalog.
+
+        The commit ends with the removal of a file, and SQLite does not sync that removal.
+        """
         from pyiceberg.catalog.sql import SqlCatalog
 
         if isinstance(self._catalog, SqlCatalog) and self._catalog.engine.dialect.name == "sqlite":
@@ -165,7 +176,7 @@ class IcebergLakeTable:
                 sync_folder(Path(database).absolute().parent)
 
     def _create(self, schema: pa.Schema) -> Table:
-        """A table that is parted as its files are: by the day of recording, and by a column if there is one."""
+        """Creates a table with the partitions of its files: the day of recording, and a column if there is one."""
         from pyiceberg.transforms import DayTransform
 
         with (

@@ -2,13 +2,14 @@
 
     lake/orders/_segments/<job>.<number>/<milliseconds>.<try>-<file>.parquet          and beside it .parquet.keys
 
-A file is no event until a commit refers to it. Its name says all that sweeping must know: the job, the number of
-the micro-batch (0 for a job that has only one), and when its task began. What no commit refers to goes
+A file is no event until a commit refers to it. Its name has all that sweeping must know: the job, the number of the
+micro-batch (0 for a job that has only one), and the time when its task began. A file that no commit refers to is
+removed
 
 - when its job's batch of that number is over: another try of it cannot be committed any more;
 - when it is old. A commit refuses files that are nearly as old, so that none can go while a commit refers to it.
 
-Readers of folders pass over names that begin with `_`: which files count only the journal knows.
+Readers of folders skip names that begin with `_`: only the journal knows which files count.
 """
 
 from __future__ import annotations
@@ -47,19 +48,22 @@ if TYPE_CHECKING:
     from penstock.core.journal.sealed.writing import LakeFolder
 
 FOLDER = "_segments"
-"""The folder in a topic's folder of a lake where the files of bulk writes lie."""
+"""The folder, within a topic's folder of a lake, with the files of bulk writes."""
 _SWEPT_MS = int(STAGED_SECONDS * 1000)
-"""A file that no commit refers to goes when it is as old."""
+"""The age at which a file without a reference from a commit is removed."""
 _SIGNED = 16
-"""Tokens of bulk writes that are remembered: markers may be written in another order than tokens are given."""
+"""The number of bulk-write tokens that are remembered.
+
+Markers may be written in another order than tokens are given.
+"""
 _SIGN_MS = 3_600_000
-"""For so long a folder that was signed is not signed and swept again: the batches of a stream are many."""
+"""The time for which a signed folder is not signed and swept again: a stream has many batches."""
 _COMMITTED_MS = _SWEPT_MS - 3_600_000
-"""A commit refuses files that are older: clocks of machines may be an hour apart."""
+"""The age above which a commit refuses files. The clocks of machines may differ by an hour."""
 
 
 class FileName(NamedTuple):
-    """The parts of a file's path behind the topic's folder."""
+    """The parts of a file's path within the topic's folder."""
 
     job: str
     number: int
@@ -72,7 +76,7 @@ class FileName(NamedTuple):
 
 
 def read_file_name(path: str) -> FileName | None:
-    """Returns the parts of a path behind the topic's folder; None when no task has given it."""
+    """Returns the parts of a path within the topic's folder; None when no task made the path."""
     parts = path.split("/")
     if len(parts) != 3 or parts[0] != FOLDER:
         return None
@@ -84,9 +88,9 @@ def read_file_name(path: str) -> FileName | None:
 
 
 def append_segments(commit: Commit, name: str, added: Sequence[NewSegment]) -> range:
-    """Makes files the newest events of a topic, in their order; returns the positions these have got.
+    """Makes files the newest events of a topic, in their order. Returns the positions of these events.
 
-    It costs what the references take, however many events they stand for.
+    The cost depends on the number of references, not on the number of events.
     """
     commit.check_barrier(name)
     commit.flush()
@@ -115,7 +119,7 @@ def append_segments(commit: Commit, name: str, added: Sequence[NewSegment]) -> r
 
 
 def _check(commit: Commit, name: str, added: Iterable[NewSegment]) -> None:
-    """ConfigError or StorageError when a topic cannot have some files as its events."""
+    """Raises ConfigError or StorageError when some files cannot become events of a topic."""
     settings = commit.ensure(name).settings
     if settings.verified or settings.by_key:
         raise ConfigError(f"the settings of topic {name!r} have changed since this write began: run it again")
@@ -143,16 +147,18 @@ class BulkTarget(msgspec.Struct, frozen=True):
     columns: str = ""
     """Typed columns beside the JSON text."""
     store: str | None = None
-    """The journal's file, whose permissions the files get; None where they are none of a folder."""
+    """The journal's file, whose permissions the files get; None when the files are not in a local folder."""
 
 
 def find_target(
     core: JournalCore, topic: str, lake: str | None, columns: str = "", own: str | None = None
 ) -> tuple[BulkTarget | None, bool]:
-    """Where files that become events of a topic go, None when it takes only blocks; and whether its folder is ready.
+    """Returns the place for files that become events of a topic, and whether its folder is ready.
 
-    `lake`: where the caller wants them; else they go to the topic's lake, or to the journal's `own`, if it has one.
-    `columns`: the typed columns of files in a lake without columns of its own.
+    The place is None when the topic takes only blocks.
+
+    `lake` is the lake that the caller names. Without it, files go to the topic's lake, or to the journal's `own` lake
+    if it has one. `columns` are the typed columns of files in a lake without columns of its own.
     """
     if topic in core.journal.queues():
         return None, False
@@ -175,7 +181,10 @@ def find_target(
 def plan_bulk(
     core: JournalCore, topic: str, lake: str | None, columns: str = "", own: str | None = None
 ) -> BulkTarget | None:
-    """The same as `find_target`. Now and then it signs the folder, and removes what is old and no commit refers to."""
+    """Does the same as `find_target`.
+
+    From time to time it also signs the folder, and removes old files that no commit refers to.
+    """
     target, ready = find_target(core, topic, lake, columns, own)
     if target is None or ready:
         return target
@@ -183,7 +192,7 @@ def plan_bulk(
 
     folder, token = LakeFolder(target.lake, topic), uuid.uuid4().hex[:12]
     with as_storage_error(f"write to {folder}"):
-        # A folder is signed before it holds files: the marker of files that are known already is there.
+        # A folder is signed before it holds files. A folder with known files already has its marker.
         known = _holds_files(core, target)
         core.run(partial(_sign, target, token, folder.marker(core.id), str(folder), known))
         folder.sign(core.id, token)
@@ -199,7 +208,7 @@ def _holds_files(core: JournalCore, target: BulkTarget) -> bool:
 
 
 def _sign(target: BulkTarget, token: str, marker: SealMarker | None, folder: str, known: bool, commit: Commit) -> None:
-    """Notes whose token the folder's marker is about to have: a copy of this journal does not know it."""
+    """Records the token of the folder's next marker. A copy of this journal does not know this token."""
     head, lake = commit.ensure(target.topic), target.lake
     seals = load_seals(commit.tx, head.topic_id)
     check_marker(seals, lake, marker, folder, known=known)
@@ -209,9 +218,9 @@ def _sign(target: BulkTarget, token: str, marker: SealMarker | None, folder: str
 
 
 def check_there(added: Sequence[NewSegment]) -> list[tuple[str, str]]:
-    """StorageError when a file, or what lies beside it, is not there as its task has left it.
+    """Raises StorageError when a file, or a file that belongs to it, is not as its task has left it.
 
-    Returns the lakes and paths of other files in the same folders: those of other tries of the job's tasks.
+    Returns the lakes and paths of other files in the same folders: files of other attempts of the job's tasks.
     """
     from penstock.core.journal.sealed.writing import LakeFolder
 
@@ -233,7 +242,7 @@ def check_there(added: Sequence[NewSegment]) -> list[tuple[str, str]]:
 
 
 def sweep_job(core: JournalCore, target: BulkTarget, job: str, number: int) -> None:
-    """Removes the files of a job's batch, which is over, that became no segments."""
+    """Removes the files of a job's finished batch that did not become segments."""
     from penstock.core.journal.sealed.writing import LakeFolder
 
     folder = LakeFolder(target.lake, target.topic)
@@ -243,7 +252,7 @@ def sweep_job(core: JournalCore, target: BulkTarget, job: str, number: int) -> N
 
 
 def remove_files(topic: str, files: Iterable[tuple[str, str]]) -> None:
-    """Removes files of a topic that became no segments and never will."""
+    """Removes files of a topic that did not become segments and never will."""
     from penstock.core.journal.sealed.writing import LakeFolder
 
     for lake, path in files:
@@ -252,7 +261,7 @@ def remove_files(topic: str, files: Iterable[tuple[str, str]]) -> None:
 
 
 def sweep_old(core: JournalCore, folder: LakeFolder) -> None:
-    """Removes the files of a topic that are old and became no segments, and those whose events were removed."""
+    """Removes old files of a topic that did not become segments, and files whose events were removed."""
     now_ms = core.clock.now_ms()
     _remove(
         core,
@@ -277,7 +286,7 @@ def _forget_gone(topic: str, gone: frozenset[tuple[str, str]], commit: Commit) -
 
 
 def _remove(core: JournalCore, folder: LakeFolder, paths: list[str], ended: Callable[[FileName], bool]) -> None:
-    """Removes files that no commit refers to, as of after they were listed."""
+    """Removes files that no commit refers to. The references are read after the files were listed."""
     named = [(path, read_file_name(path.removeprefix(f"{folder.topic}/"))) for path in paths]
     going = [path for path, name in named if name is not None and ended(name)]
     if not going:

@@ -1,20 +1,22 @@
-"""`seal_topic`: settled history becomes Parquet in a lake, verified, before the journal lets go of it.
+"""`seal_topic`: settled history becomes verified Parquet in a lake before the journal removes it.
 
     lake/orders/_penstock.json                                    whose history this is
     lake/orders/date=2026-03-01/<first>-<last>-<seal>.parquet
     lake/orders/date=2026-03-01/region=eu/<first>-<last>-<seal>.parquet       where a column parts them
 
-For every file, or all files of a range where a column parts them: write it under a name that readers skip, read it back
-and compare it with the journal, give it its name, and then, in one commit of the journal, record it as a segment and
-drop its hot blocks. Killed before the commit, a file is an orphan that the next `seal` removes; killed after it, the
-file is the history. Reads see either, never neither.
+For each file, or for all files of a range that a column parts, a seal takes these steps. It writes the file under a
+name that readers skip. It reads the file back, compares it with the journal, and gives it its final name. Then one
+commit of the journal records the file as a segment and drops its hot blocks. If the process is killed before the
+commit, the file is an orphan, which the next `seal` removes. If the process is killed after the commit, the file is the
+history. A read finds the blocks or the file, never neither.
 
-A seal begins with a commit that makes its token the topic's; an older seal that is still at work cannot record
-anything any more. Files carry the token in their names, and no process removes a file unless the journal says that its
-seal is over and it is no segment: neither a copy of the journal nor a second seal can take away what another relies on.
+A seal begins with a commit that makes its token the topic's token. After that, an older seal that is still running
+cannot record anything. The names of files contain the token. A process removes a file only if the journal says that the
+file's seal has ended and that the file is no segment. So neither a copy of the journal nor a second seal can remove
+files that another one needs.
 
-A lake may be a Delta or Iceberg table as well (`tables`). It is brought up to date before the seal is over, and before
-a file that it lists is deleted.
+A lake may also be a Delta or Iceberg table (`tables`). The table is updated before the seal ends, and before a file
+that the table lists is deleted.
 """
 
 from __future__ import annotations
@@ -73,7 +75,7 @@ from penstock.errors import ConfigError, StorageError
 from penstock.limits import MAX_PARTITION_VALUES
 
 WriteSegments: TypeAlias = "Callable[[SealTarget, list[Range]], Iterator[Segment]]"
-"""Writes the files of a topic's ranges, and hands them over in order."""
+"""Writes the files of a topic's ranges, and returns them in order."""
 
 
 def seal_topic(
@@ -91,10 +93,10 @@ def seal_topic(
 ) -> SealReport:
     """Moves a topic's settled history into Parquet under `lake` (a folder, s3://bucket/prefix, …).
 
-    Without `through`, everything but the newest block is settled. `table` says what else the files are; what it leaves
-    open stays as the last seal to this lake left it. With `compact`, small files of one day become one. With `most`, a
-    call seals so many events at the most, and reports how many are left. `write` makes the files; without it, threads
-    of this process do.
+    Without `through`, everything but the newest block is settled. `table` says which table the files also belong to;
+    its missing settings stay as the last seal to this lake left them. With `compact`, small files of one day become one
+    file. With `most`, a call seals at most that many events, and reports how many are left. `write` makes the files;
+    without it, threads of this process make them.
     """
     check_name(topic)
     if through is not None:
@@ -118,9 +120,10 @@ def rewrite_segments(
     changed: Callable[[], bool],
     adopt: Callable[[Commit], None],
 ) -> None:
-    """Writes segments anew whose events `change` makes others; `adopt` is told in the commit that exchanges one.
+    """Writes segments anew when `change` changes their events. `adopt` is called in the commit that replaces a segment.
 
-    `changed`: whether it has changed anything since. Tables list the new files then; `clean_lakes` removes the old.
+    `changed` says whether the call has changed anything since. Afterwards tables list the new files; `clean_lakes`
+    removes the old files.
     """
     lakes: dict[str, list[Segment]] = {}
     for one in touched:
@@ -132,7 +135,7 @@ def rewrite_segments(
 
 
 def clean_lakes(core: JournalCore, topic: str) -> None:
-    """Removes from a topic's lakes the files that others have replaced, and those that no seal has recorded."""
+    """Removes replaced files from a topic's lakes, and files that no seal has recorded."""
     with core.engine.read() as snap:
         seals = load_seals(snap, topic_to_seal(snap, topic).topic_id)
     for lake in dict.fromkeys(lake for lake, _ in (*seals.gone, *seals.unfinished)):
@@ -159,11 +162,11 @@ class _Sealing:
         self.file_events = file_events
         self.request = request
         self.erasing = erasing
-        """True if events of its files are erased, which other seals wait for."""
+        """True if events of its files are being erased. Other seals wait for that."""
         self.token = uuid.uuid4().hex[:12]
         self.folder = LakeFolder(lake, topic)
         self._recorded: set[tuple[str, str]] = set()
-        """Lakes and paths of the files that this seal made segments."""
+        """Lakes and paths of the files that this seal has made segments."""
 
     def run(self, through: int | None, most: int | None, progress: Progress | None, compact: bool) -> SealReport:
         if self.topic in self.core.journal.queues():
@@ -242,7 +245,7 @@ class _Sealing:
                 new = write_segment(self.core.engine, self._target(old), max(old.first - 1, trimmed), old.last, change)
                 if changed():
                     self.core.run(partial(self._swap, [old], new, adopt=adopt))
-                else:  # it was written anew before, by an erasure that was cut off
+                else:  # an interrupted erasure already wrote it anew
                     for path in new.paths:
                         self.folder.remove(self.lake, path)
             self._register()
@@ -256,7 +259,9 @@ class _Sealing:
 
     # ── whose turn it is ─────────────────────────────────────────────────────────────────────────────────────────────
     def _begin(self) -> None:
-        """Makes this the topic's seal, signs the folder, and removes what earlier seals and compaction have left."""
+        """Makes this seal the topic's seal, signs the folder, and removes files that earlier seals and compaction
+        have left.
+        """
         marker = self.folder.marker(self.core.id)
         before, known = self.core.run(partial(self._take_turn, marker))
         unfinished = [one for one in before.unfinished if one[0] == self.lake]
@@ -265,7 +270,7 @@ class _Sealing:
             for _, token in unfinished:
                 self.folder.remove_orphans(token, known)
             if any(lake == self.lake for lake, _ in before.gone):
-                self._register()  # a table must not list a file that is not there
+                self._register()  # a table must not list a missing file
             gone = [one for one in before.gone if self.folder.remove(*one)]
         except OSError as error:
             raise StorageError(f"sealing to {shown_url(self.lake)} failed: {error}", retryable=True) from error
@@ -273,9 +278,10 @@ class _Sealing:
 
     @contextmanager
     def _in_turn(self) -> Iterator[None]:
-        """Removes what a failed seal has written in vain, and says so when a newer one took over.
+        """Removes the files that a failed seal has written in vain. Says so when a newer seal has taken over.
 
-        Whatever the error: a task of Spark has others than ours, and no later seal removes files of a dropped topic.
+        This applies to every error: a Spark task raises other errors than this process, and no later seal removes files
+        of a dropped topic.
         """
         try:
             yield
@@ -316,11 +322,13 @@ class _Sealing:
         return seals, known
 
     def _finish(self, commit: Commit) -> None:
-        """Every file of this seal is a segment, and what earlier ones had left in this lake is gone."""
+        """Ends the seal: every file of it is a segment now, and the files that earlier seals left in this lake are
+        removed.
+        """
         head = self._head(commit)
         seals = load_seals(commit.tx, head.topic_id)
         if seals.token != self.token:
-            return  # a newer one has taken over, or the topic was made anew
+            return  # a newer seal has taken over, or the topic was made anew
         done = {*self._cleaned.unfinished, (self.lake, self.token)}
         gone = set(self._cleaned.gone)
         seals = replace(
@@ -336,12 +344,12 @@ class _Sealing:
         yield from self.write(self._target(), ranges)
 
     def _target(self, of: Segment | None = None) -> SealTarget:
-        """The place and the form of new files; `of`: a segment whose events they hold again."""
+        """Returns the place and the form of new files; `of`: a segment whose events they hold again."""
         columns = of.columns if of is not None and of.filtered else self.settings.columns
         return SealTarget(self.topic, self.lake, self.token, columns, self.settings.partition_by)
 
     def _write(self, target: SealTarget, ranges: list[Range]) -> Iterator[Segment]:
-        """Writes the files, several at once, and hands them over in order."""
+        """Writes the files, several at once, and yields them in order."""
         engine = self.core.engine
         workers = min(os.cpu_count() or 1, 4)
         with ThreadPoolExecutor(workers, thread_name_prefix="penstock-seal") as pool:
@@ -349,7 +357,7 @@ class _Sealing:
             try:
                 for after, stop in ranges:
                     waiting.append(pool.submit(write_segment, engine, target, after, stop))
-                    if len(waiting) > workers:  # more would only fill the disk before anything is dropped
+                    if len(waiting) > workers:  # more files would only fill the disk before blocks are dropped
                         yield waiting.popleft().result()
                 while waiting:
                     yield waiting.popleft().result()
@@ -358,7 +366,7 @@ class _Sealing:
                     one.cancel()
 
     def _record(self, segment: Segment) -> None:
-        """From now on the file is the history."""
+        """Records a file as a segment. From now on the file is the history."""
         for file in segment.files:
             if self.folder.size(file.path) != file.size:
                 raise StorageError(
@@ -374,7 +382,7 @@ class _Sealing:
         if not mine or segment.first != sealed_through(commit.tx, head.topic_id, state) + 1:
             raise compacted(self.topic)
         if segment.count != topic_to_seal(commit.tx, self.topic).count_between(segment.first - 1, segment.last):
-            raise compacted(self.topic)  # by key, after the file was written: what went would be there again
+            raise compacted(self.topic)  # by key, after the file was written: the removed events would return
         if held_back(commit, self.topic, segment.last, self.core.housekeeper.holds)[0] < segment.last:
             raise ConfigError(f"{self.topic!r} became a queue meanwhile: its messages are not sealed")
         remove_blocks(commit, self.topic, head.topic_id, state, segment.last)
@@ -384,7 +392,10 @@ class _Sealing:
 
     # ── small files, and the table ───────────────────────────────────────────────────────────────────────────────────
     def _merge(self, old: list[Segment]) -> None:
-        """Puts one file in the place of several; theirs go with the next seal, so that readers can finish with them."""
+        """Replaces several files by one file.
+
+        The next seal removes the old files, so that readers can finish with them.
+        """
         with self.core.engine.read() as snap:
             view = topic_to_seal(snap, self.topic)
             trimmed = view.state().trimmed
@@ -405,7 +416,7 @@ class _Sealing:
         adopt(commit)
 
     def _register(self) -> None:
-        """The table, if there is one, lists what the journal knows as sealed."""
+        """Updates the table, if there is one, to list the segments that the journal knows."""
         if self.settings.format == "parquet":
             return
         with self.core.engine.read() as snap:
@@ -422,13 +433,13 @@ class _Sealing:
 
 
 Range = tuple[int, int]
-"""Positions after the first, through the second."""
+"""Positions after the first number, through the second number."""
 
 
 def plan_ranges(view: TopicView, after: int, through: int | None, file_events: int) -> list[Range]:
-    """Ranges of positions, one per file: of at most so many events, and of one day each.
+    """Returns ranges of positions, one per file. A range has at most the given number of events, all of one day.
 
-    Each has events. Positions that compaction by key has emptied belong to the range of the next event.
+    Each range has events. Positions that compaction by key has emptied belong to the range of the next event.
     """
     latest = view.latest()
     if through is None:
@@ -457,14 +468,17 @@ def _ends_of_days(view: TopicView, after: int, through: int) -> Iterator[int]:
 
 
 def first_step(ranges: list[Range], most: int) -> tuple[list[Range], int]:
-    """The ranges that hold so many events together at the most, but one at least; and how many positions are left."""
+    """Returns the first ranges, which together hold at most the given number of events, but at least one range.
+
+    Also returns the number of positions that are left.
+    """
     start, end = ranges[0][0], ranges[-1][1]
     taken = [one for one in ranges if one[1] - start <= most] or ranges[:1]
     return taken, end - taken[-1][1]
 
 
 def plan_merges(snap: Snapshot, topic_id: int, trimmed: int, lake: str, file_events: int) -> list[list[Segment]]:
-    """Neighbours of one day that fit into one file together.
+    """Returns groups of neighbouring files of one day that fit into one file together.
 
     Files of bulk writes are joined among themselves, where none has more than half of the events: each time that an
     event is written again, its file has grown to the double.

@@ -1,17 +1,17 @@
-"""The journal's record of sealed history: which Parquet files hold which events, and who is sealing.
+"""The journal's record of sealed history: which Parquet files hold which events, and which seal is the newest.
 
     z topic last        a segment: a Parquet file with the events first … last, or one for each value of a column
     y topic             the topic's seals: whose turn it is, and which files await their removal
 
-Sealing makes segments of hot blocks: they follow one another without a gap from the topic's beginning through
-`TopicState.sealed`. A segment and the dropping of its blocks are one commit, made after the file was written and
-verified. Every seal has a token, which is part of its files' names: two seals never write the same file, and only the
-newest one may record segments.
+Sealing makes segments of hot blocks. These segments follow one another without a gap from the topic's beginning through
+`TopicState.sealed`. One commit records a segment and drops its blocks, after the file was written and verified. Every
+seal has a token, which is part of its files' names. So two seals never write the same file, and only the newest seal
+may record segments.
 
-A bulk write makes segments at the topic's end (see `referring`): its file was there before the commit that refers to
-it, so that the file says neither positions nor ids nor the recording time. The segment says those of the first row, and
-a row's own follow from its index in the file. Behind `sealed` such segments lie among hot blocks, through
-`TopicState.referred`; sealing goes on around them.
+A bulk write makes segments at the topic's end (see `referring`). Its file exists before the commit that refers to it,
+so the file does not contain positions, ids or the recording time. The segment has these values for the first row; the
+values of the other rows follow from their index in the file. Such segments are after `sealed`, among hot blocks,
+through `TopicState.referred`. Sealing goes on around them.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from penstock.errors import ConfigError, StorageError
 _encode = msgspec.msgpack.Encoder().encode
 
 Pieces = tuple[tuple[int, int], ...]
-"""The end of each piece of a file, and the CRC-32 of the piece's bytes. Readers check them.
+"""The end of each piece of a file, and the CRC-32 of the piece's bytes. Readers check the CRC-32.
 
-A piece is a column of a row group, or several small ones, or a whole row group in older files; the last one is the
-footer. Parquet's own checksums leave out the headers of pages and the footer.
+A piece is a column of a row group, or several small columns. In older files it is a whole row group. The last piece is
+the footer. Parquet's own checksums leave out the headers of pages and the footer.
 """
 
 
@@ -41,7 +41,9 @@ _decode_pieces = msgspec.msgpack.Decoder(Pieces).decode
 
 
 def packed_pieces(pieces: Pieces) -> msgspec.Raw:
-    """Returns the pieces of a file as the record of a segment has them: a reader of many records decodes no pieces."""
+    """Returns the pieces of a file in packed form for the record of a segment: a reader of many records decodes no
+    pieces.
+    """
     return msgspec.Raw(_encode(pieces))
 
 
@@ -49,7 +51,7 @@ class SegmentPart(msgspec.Struct, frozen=True, array_like=True):
     """A file of a segment whose events are parted by a column."""
 
     folder: str
-    """`region=eu`: the folder below the day's in which the file has the segment's name."""
+    """The folder with the file, below the folder of the day: `region=eu`. The file has the segment's name."""
     count: int
     size: int
     crc: int
@@ -60,15 +62,15 @@ class SegmentFile(msgspec.Struct, frozen=True):
     """A Parquet file of sealed events."""
 
     path: str
-    """Its path in the lake."""
+    """The file's path in the lake."""
     count: int
     size: int
     crc: int
-    """CRC-32 of the file's bytes."""
+    """The CRC-32 of the file's bytes."""
     pieces: msgspec.Raw
 
     def load_pieces(self) -> Pieces:
-        """Returns its pieces."""
+        """Returns the file's pieces."""
         return keys.stored(_decode_pieces, bytes(self.pieces), "the record of a sealed file")
 
 
@@ -76,7 +78,7 @@ class SegmentKeys(msgspec.Struct, frozen=True, array_like=True):
     """The summary of the keys of a bulk segment: the file of filters beside it, and the least and greatest key."""
 
     size: int
-    """Bytes of the file, whose path is the segment's with `KEYS_SUFFIX`."""
+    """The size of the file of filters in bytes. Its path is the segment's path with `KEYS_SUFFIX`."""
     crc: int
     low: str
     high: str
@@ -92,7 +94,7 @@ def keys_beside(path: str) -> str:
 
 
 class NewSegment(msgspec.Struct, frozen=True, array_like=True):
-    """A Parquet file that a task has written, and that becomes a segment when a commit refers to it."""
+    """A Parquet file that a task has written. It becomes a segment when a commit refers to it."""
 
     lake: str
     path: str
@@ -102,15 +104,15 @@ class NewSegment(msgspec.Struct, frozen=True, array_like=True):
     binary: int
     unfit: int
     pieces: msgspec.Raw
-    """As `Pieces`, encoded: the commit of many files looks at none of them."""
+    """The file's `Pieces`, encoded: a commit of many files decodes none of them."""
     kinds: tuple[str, ...] | None
-    """The kinds of its events; None when they are many."""
+    """The kinds of its events; None when there are too many."""
     scopes: tuple[str, ...] | None
     occurred: tuple[int, int] | None
-    """The producers' earliest and latest time, in milliseconds; None: no event has one."""
+    """The earliest and latest producer times, in milliseconds; None when no event has a time."""
     keys: SegmentKeys | None = None
     columns: str = ""
-    """Its typed columns."""
+    """The file's typed columns."""
 
 
 class PlacedSegments(msgspec.Struct, frozen=True):
@@ -118,65 +120,74 @@ class PlacedSegments(msgspec.Struct, frozen=True):
 
     files: list[NewSegment]
     before: int = 0
-    """The number of the commit's batches that come before the files."""
+    """The number of the commit's batches before the files."""
 
 
 class BulkSegments(msgspec.Struct, frozen=True):
-    """The events of a commit that lie in files already."""
+    """The events of a commit that are already in files."""
 
     topic: str
     job: str
     """The job that wrote the files."""
     number: int
-    """The micro-batch; 0 for a job that has only one."""
+    """The number of the micro-batch; 0 for a job that has only one."""
     placed: list[PlacedSegments]
 
     @property
     def files(self) -> list[NewSegment]:
-        """All of them, in order."""
+        """All files, in order."""
         return [file for one in self.placed for file in one.files]
 
     @property
     def once(self) -> bytes:
-        """The name under which it is remembered that they are published."""
-        from hashlib import md5  # most commands do without
+        """The name under which the journal remembers that the files are published."""
+        from hashlib import md5  # most commands do not need it
 
         return md5(f"{self.topic} {self.job} {self.number}".encode(), usedforsecurity=False).digest()
 
 
 class Segment(msgspec.Struct, frozen=True, array_like=True):
-    """Sealed events that follow one another: a Parquet file, or one for each value of the lake's partition column."""
+    """Sealed events that follow one another.
+
+    They are in one Parquet file, or in one file for each value of the lake's partition column.
+    """
 
     first: int
     last: int
     count: int
     lake: str
-    """The url or folder under which it lies."""
+    """The url or folder of the lake with the segment."""
     path: str
-    """Its path there; with parts, each has this path with its folder before the name."""
+    """The file's path in the lake.
+
+    When the segment has parts, each part has this path with its folder before the name.
+    """
     size: int
     crc: int
-    """CRC-32 of the file's bytes; each part has its own."""
+    """The CRC-32 of the file's bytes. Each part has its own."""
     binary: int = 0
     """The number of its payloads that are bytes."""
     unfit: int = 0
-    """The number of its payloads that did not fit the typed columns, which are empty in their rows."""
+    """The number of its payloads that did not fit the typed columns. These columns are empty in the payloads' rows."""
     parts: tuple[SegmentPart, ...] = ()
-    """Its files, when they are parted by a column."""
+    """The files of the segment, when a column parts them."""
     pieces: msgspec.Raw = NO_PIECES
-    """Those of the file; each part has its own."""
+    """The pieces of the file. Each part has its own."""
     base_id: bytes = b""
-    """The id of the first event, of a segment that a bulk write made; the others' count up. Empty: the file says it."""
+    """The id of the first event of a bulk segment; the following ids count up from it.
+
+    Empty when the file has the ids.
+    """
     recorded_ms: int = 0
-    """The time when its events were recorded; 0: the file says it."""
+    """The time when its events were recorded; 0 when the file has the times."""
     keys: SegmentKeys | None = None
-    """The summary of its keys; the index covers those of other segments."""
+    """The summary of its keys. The keys of other segments are in the index."""
     columns: str = ""
     """The typed columns of a bulk segment, and of what bulk segments were joined to; the files of others say it."""
 
     @property
     def by_reference(self) -> bool:
-        """True if a bulk write made it: its file has no positions, ids and recording times."""
+        """True if a bulk write made the segment: its file has no positions, ids and recording times."""
         return bool(self.base_id)
 
     @property
@@ -195,7 +206,7 @@ class Segment(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def paths(self) -> list[str]:
-        """Everything that lies in the lake for it."""
+        """The paths of all its files in the lake."""
         beside = [] if self.keys is None else [self.keys_path]
         return [*(file.path for file in self.files), *beside]
 
@@ -206,7 +217,7 @@ class Segment(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def files(self) -> tuple[SegmentFile, ...]:
-        """Its Parquet files."""
+        """The segment's Parquet files."""
         if not self.parts:
             return (SegmentFile(self.path, self.count, self.size, self.crc, self.pieces),)
         name = self.path.rpartition("/")[2]
@@ -224,35 +235,41 @@ class TableSettings(msgspec.Struct, frozen=True, array_like=True):
     """The format and columns of a topic's files in a lake, for other programs."""
 
     format: str = "parquet"
-    """"parquet" for plain files, "delta" or "iceberg" for files that a table lists as well."""
+    """The format: "parquet" for plain files, "delta" or "iceberg" for files that a table also lists."""
     columns: str = ""
-    """Typed columns beside the JSON text, `customer STRING, total DOUBLE`."""
+    """Typed columns beside the JSON text, for example `customer STRING, total DOUBLE`."""
     catalog: str = ""
-    """The Iceberg catalog; empty for the one beside the lake."""
+    """The Iceberg catalog; empty for the catalog beside the lake."""
     partition_by: str = ""
     """The column by whose values files are parted within their day; empty for one file per range."""
 
 
 class Seals(msgspec.Struct, frozen=True, array_like=True):
-    """The notes that a topic's seals leave for one another."""
+    """The records that a topic's seals leave for one another."""
 
     token: str = ""
-    """The newest seal's."""
+    """The token of the newest seal."""
     markers: dict[str, str] = {}
-    """By lake: the token of the last seal known to have signed the topic's folder there."""
+    """By lake: the token of the last seal that is known to have signed the topic's folder there."""
     unfinished: tuple[tuple[str, str], ...] = ()
-    """Lakes and tokens of seals that may have left files which are no segments."""
+    """Lakes and tokens of seals that may have left files without segments."""
     gone: tuple[tuple[str, str], ...] = ()
-    """Lakes and paths of files that are no segments any more: removed from the topic, or merged into others."""
+    """Lakes and paths of files that are no longer segments: their events were removed, or they were merged into
+    other files.
+    """
     tables: dict[str, TableSettings] = {}
-    """By lake: the table that its files are registered in, and their typed columns."""
+    """By lake: the table that lists its files, and their typed columns."""
     signed: tuple[tuple[str, str, int], ...] = ()
-    """Lakes, tokens and times of the newest bulk writes that have signed the topic's folder: any of them may have been
-    the last."""
+    """Lakes, tokens and times of the newest bulk writes that have signed the topic's folder.
+
+    Any of them may have signed last.
+    """
 
 
 class SealMarker(msgspec.Struct, frozen=True):
-    """Whose history a folder holds, and which seal or bulk write was the last to work on it."""
+    """The marker of a folder: the topic whose history the folder holds, and the seal or bulk write that signed it
+    last.
+    """
 
     journal: str
     topic: str
@@ -263,9 +280,11 @@ MARKER = "_penstock.json"
 
 
 def check_marker(seals: Seals, lake: str, marker: SealMarker | None, folder: str, *, known: bool) -> None:
-    """Raises when a folder is not as this journal left it; `known`: it has files of this journal.
+    """Raises an error when a folder is not as this journal left it.
 
-    A seal of this journal may have been the last to sign it, the last one or any cut off, or a bulk write.
+    `known` is True if the folder has files of this journal.
+
+    The last signature may be from the last seal of this journal, from any interrupted seal, or from a bulk write.
     """
     if marker is None:
         if known:
@@ -286,15 +305,16 @@ _decode_seals = msgspec.msgpack.Decoder(Seals).decode
 
 
 def save_new(tx: WriteTx, topic: int, made: NewSegment, place: tuple[int, bytes, int]) -> int:
-    """Saves a file that a bulk write made as a segment; returns its last position.
+    """Saves a file of a bulk write as a segment. Returns the segment's last position.
 
-    `place`: the first position, the id of the first event, and the recording time.
+    `place` holds the first position, the id of the first event, and the recording time.
     """
     first, base_id, recorded_ms = place
     last = first + made.count - 1
     what = made.count, made.lake, made.path, made.size, made.crc, made.binary, made.unfit
     record = first, last, *what, (), made.pieces, base_id, recorded_ms, made.keys, made.columns
-    tx.put(keys.segment_key(topic, last), _encode(record))  # as a `Segment` is, whose pieces are encoded already
+    # has the form of a `Segment`, whose pieces are encoded already
+    tx.put(keys.segment_key(topic, last), _encode(record))
     return last
 
 
@@ -303,7 +323,7 @@ def save_segment(tx: WriteTx, topic: int, segment: Segment) -> None:
 
 
 def load_segments(snap: Snapshot, topic: int, after: int = 0, through: int = keys.MAX_SEQ) -> Iterator[Segment]:
-    """The segments with events in after < position ≤ through, in order."""
+    """Returns the segments with events in after < position ≤ through, in order."""
     low, high = keys.segment_key(topic, after + 1), keys.topic_range(keys.SEGMENT, topic)[1]
     for _, value in snap.scan(low, high):
         segment = keys.stored(_decode_segment, value, "the record of a sealed file")
@@ -313,7 +333,7 @@ def load_segments(snap: Snapshot, topic: int, after: int = 0, through: int = key
 
 
 def sealed_through(snap: Snapshot, topic: int, state: TopicState) -> int:
-    """Through which position everything is removed or in files, without a gap."""
+    """Returns the position through which every event is removed or in files, without a gap."""
     reached = max(state.sealed, state.trimmed)
     for segment in load_segments(snap, topic, reached, state.referred):
         if segment.first > reached + 1:
@@ -323,7 +343,7 @@ def sealed_through(snap: Snapshot, topic: int, state: TopicState) -> int:
 
 
 def load_segments_back(snap: Snapshot, topic: int, after: int, through: int) -> Iterator[Segment]:
-    """Does the same from the newest back, each when it is asked for."""
+    """Yields the same segments from the newest back, each when it is asked for."""
     if after < through:
         yield from load_segments(snap, topic, through - 1, through)
         for _, value in snap.scan(keys.segment_key(topic, after + 1), keys.segment_key(topic, through), reverse=True):
@@ -331,7 +351,7 @@ def load_segments_back(snap: Snapshot, topic: int, after: int, through: int) -> 
 
 
 def sealed_files(snap: Snapshot, topic: int) -> frozenset[tuple[str, str]]:
-    """The lakes and paths of all files that hold sealed history."""
+    """Returns the lakes and paths of all files that hold sealed history."""
     return frozenset((one.lake, path) for one in load_segments(snap, topic) for path in one.paths)
 
 
@@ -345,7 +365,7 @@ def save_seals(tx: WriteTx, topic: int, seals: Seals) -> None:
 
 
 def replace_segments(tx: WriteTx, topic: int, old: list[Segment], new: Segment) -> None:
-    """Puts one file in the place of several that follow one another; the next seal deletes theirs."""
+    """Replaces several successive segments by one. The next seal deletes their files."""
     for segment in old:
         tx.delete(keys.segment_key(topic, segment.last))
     save_segment(tx, topic, new)
@@ -353,7 +373,7 @@ def replace_segments(tx: WriteTx, topic: int, old: list[Segment], new: Segment) 
 
 
 def drop_segments(tx: WriteTx, topic: int, through: int) -> None:
-    """Forgets the segments whose events are all removed; their files wait for the next seal, which deletes them."""
+    """Removes the records of segments whose events are all removed. The next seal deletes their files."""
     dropped = [segment for segment in load_segments(tx, topic, 0, through) if segment.last <= through]
     if not dropped:
         return
@@ -371,7 +391,7 @@ def _let_go(tx: WriteTx, topic: int, segments: list[Segment]) -> None:
 
 
 FILE_EVENTS = 1_000_000
-"""Events in one file, at the most."""
+"""The maximum number of events in one file."""
 
 
 class SealReport(msgspec.Struct, frozen=True):
@@ -379,19 +399,19 @@ class SealReport(msgspec.Struct, frozen=True):
 
     topic: str
     lake: str
-    """The place of the files; without the options and credentials that its url may have."""
+    """The place of the files, without the options and credentials that its url may have."""
     events: int
-    """Events sealed by this call."""
+    """The number of events that this call sealed."""
     files: int
     bytes: int
     through: int
-    """Everything at or before this position is sealed now."""
+    """The last position that is sealed now; all events before it are sealed too."""
     format: str = "parquet"
     """The format in which the files are registered."""
     unfit: int = 0
-    """Payloads sealed by this call that do not fit the typed columns; their JSON text is whole."""
+    """The number of payloads sealed by this call that do not fit the typed columns. Their JSON text is complete."""
     left: int = 0
-    """Positions that were to be sealed and were not yet: a server seals in steps."""
+    """The number of positions that were to be sealed and are not sealed yet. A server seals in steps."""
 
 
 class LakeSummary(msgspec.Struct, frozen=True):
@@ -399,7 +419,7 @@ class LakeSummary(msgspec.Struct, frozen=True):
 
     topic: str
     lake: str
-    """The place of the lake; without the options and credentials that its url may have."""
+    """The place of the lake, without the options and credentials that its url may have."""
     format: str
     columns: str
     """The typed columns beside the JSON text."""
@@ -412,11 +432,16 @@ class LakeSummary(msgspec.Struct, frozen=True):
     partition_by: str = ""
     """The column by whose values files are parted within their day."""
     by_reference: int = 0
-    """Events in files that bulk writes made: only the journal knows which of these count, and the positions."""
+    """The number of events in files that bulk writes made.
+
+    Only the journal knows their positions and which of these files count.
+    """
 
     def readers(self) -> dict[str, str]:
-        """By program: the line that reads it, where files alone say everything. DuckDB needs its extension `delta` for
-        a Delta table."""
+        """Returns, by program, the line that reads the table, if the files contain everything.
+
+        DuckDB needs its extension `delta` for a Delta table.
+        """
         if self.by_reference:
             return {}
         folder = f"{self.lake}/{self.topic}"
@@ -438,23 +463,24 @@ class SealedFiles(msgspec.Struct, frozen=True, omit_defaults=True):
     scheme: str
     """The scheme of the lake's url (`s3`); `file` for a folder."""
     paths: list[str]
-    """The paths of the files: their bucket, if any, and the path in it."""
+    """The paths of the files. A path begins with the bucket, if there is one."""
     settings: list[str] = []
-    """The settings in the lake's url beside the place, which a reader has to know for itself: `endpoint`, `access key`.
-    """
+    """The options in the lake's url that a reader must supply itself: `endpoint`, `access key`."""
     binary: bool = False
-    """True if some payloads are bytes: those are in the column `payload_bytes`."""
+    """True if some payloads are bytes. These payloads are in the column `payload_bytes`."""
     columns: dict[str, str] = {}
-    """The typed columns, with Arrow's names of their types; none when a payload did not fit all of them."""
+    """The typed columns, by name, with Arrow's names of their types. Empty when a payload did not fit all columns."""
     base_id: str = ""
-    """The id of the first event, where the file does not say positions, ids and the recording time: those of a row
-    follow from its index in the file. Empty: the file says them."""
+    """The id of the first event, if the file has no positions, ids and recording time.
+
+    The values of a row then follow from its index in the file. Empty when the file has these values.
+    """
     recorded_ms: int = 0
-    """The time when its events were recorded, where the file does not say it."""
+    """The time when its events were recorded, if the file does not have it."""
 
 
 def lake_summaries(snap: Snapshot, topic: str) -> Iterator[LakeSummary]:
-    """The lakes that a topic is sealed in, in the order in which its history begins there."""
+    """Returns the lakes with sealed history of a topic, in the order in which its history begins there."""
     record = load_record(snap, topic)
     if record is None:
         return

@@ -1,4 +1,4 @@
-"""The own files of an Iceberg table in a folder, on disk before its catalog names them.
+"""The own files of an Iceberg table in a folder. They are on disk before the table's catalog names them.
 
 pyiceberg leaves what it writes to the system's cache, and a SQL catalog is synced: after a power cut the catalog would
 name files that are empty or not there, and the table could be read no more. Loaded by pyiceberg, by name.
@@ -17,7 +17,7 @@ from penstock.core.durable import make_folder, sync_file, sync_folder
 
 
 class SyncedFileIO(PyArrowFileIO):
-    """Reads as pyiceberg does, and puts every file that it writes in a folder here on disk."""
+    """Reads files as pyiceberg does, and syncs every file that it writes in a local folder."""
 
     def new_output(self, location: str) -> PyArrowFile:
         scheme, host, path = self.parse_location(location, self.properties)
@@ -26,7 +26,7 @@ class SyncedFileIO(PyArrowFileIO):
 
 
 class _SyncedFile(PyArrowFile):
-    """A file that is on disk, with its name, when it is closed."""
+    """A file that is synced, with its name, when it is closed."""
 
     def create(self, overwrite: bool = False) -> OutputStream:
         path = Path(self._path)

@@ -1,8 +1,9 @@
-"""A topic's sealed files as a table of Delta Lake or Apache Iceberg, brought up to date with the journal's segments.
+"""A topic's sealed files as a table of Delta Lake or Apache Iceberg. The table is kept equal to the journal's segments.
 
-The journal's segments are the truth, and the table is made to hold exactly them: what is missing is added, what is no
-segment any more is taken out, in one commit of the table. Killed before it, the next seal does the same again and finds
-the same difference; killed after it, there is none. Only the files of the table's own lake are in it.
+The journal's segments are the truth, and the table must hold exactly these segments. One commit of the table adds
+missing files and removes files that are no longer segments. If the process is killed before that commit, the next seal
+finds the same difference and commits it. If the process is killed after it, there is no difference. The table has only
+files of its own lake.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from penstock.errors import ConfigError
 
 
 class Owner(NamedTuple):
-    """Whose table it is."""
+    """The topic and the journal that a table belongs to."""
 
     journal: str
     topic: str
@@ -36,36 +37,36 @@ class Owner(NamedTuple):
 
 
 class LakeFile(NamedTuple):
-    """A sealed file on its way into a table."""
+    """A sealed file that is to be added to a table."""
 
     path: str
-    """Below the topic's folder."""
+    """The path within the topic's folder."""
     location: str
-    """For readers that know nothing of the lake: a path, or a url."""
+    """The location for readers that do not know the lake: a path or a url."""
     file: SegmentFile
     metadata: pq.FileMetaData
-    """Its Parquet footer."""
+    """The metadata in the file's Parquet footer."""
 
 
 class LakeTable(Protocol):
     """A table over sealed files."""
 
     def paths(self) -> set[str]:
-        """The files it holds, below the topic's folder."""
+        """Returns the paths of its files, within the topic's folder."""
         ...
 
     def through(self) -> int:
-        """The last position that was sealed when the table was last written; 0 for a new one."""
+        """Returns the last position that was sealed when the table was last written; 0 for a new table."""
         ...
 
     def update(self, add: Sequence[LakeFile], remove: Iterable[str], schema: pa.Schema, through: int) -> None:
-        """Adds and removes files and new columns, all or nothing."""
+        """Adds and removes files, and adds new columns, all in one commit."""
         ...
 
 
 @contextmanager
 def open_table(owner: Owner, settings: TableSettings) -> Iterator[LakeTable]:
-    """The table that a topic's lake is registered as."""
+    """Returns the table that a topic's lake is registered as."""
     if settings.format == "delta":
         from penstock.core.journal.sealed.delta import DeltaLakeTable
 
@@ -78,7 +79,10 @@ def open_table(owner: Owner, settings: TableSettings) -> Iterator[LakeTable]:
 
 
 class TableRequest(NamedTuple):
-    """The wishes of a caller of `seal` about the lake's files; what is left open stays as it was."""
+    """The settings that a caller of `seal` requests for the lake's files.
+
+    A setting that is left open stays as it was.
+    """
 
     format: TableFormat | None = None
     columns: str | type[object] | None = None
@@ -86,7 +90,10 @@ class TableRequest(NamedTuple):
     partition_by: str | None = None
 
     def applied(self, before: TableSettings | None, lake: str) -> TableSettings:
-        """The settings from now on; ConfigError when they cannot be had there, or not after what was."""
+        """Returns the new settings.
+
+        Raises ConfigError when these settings are not possible, or not after the earlier settings.
+        """
         known = before or TableSettings()
         columns = columns_text(self.columns) or known.columns
         partition = known.partition_by if self.partition_by is None else self.partition_by
@@ -126,12 +133,12 @@ def _check_library(settings: TableSettings, lake: str) -> None:
 
 
 def table_schema(settings: TableSettings) -> pa.Schema:
-    """The columns of the files, typed ones last."""
+    """Returns the columns of the files; typed columns are last."""
     return pa.schema([*sealed_schema(), *columns_schema(settings.columns)])
 
 
 def bring_up_to_date(owner: Owner, settings: TableSettings, segments: Iterable[Segment], sealed: int) -> None:
-    """Makes the table hold exactly these segments."""
+    """Updates the table to hold exactly these segments."""
     if settings.format == "parquet":
         return
     with open_table(owner, settings) as table:
@@ -154,7 +161,7 @@ def _described(owner: Owner, path: str, segment: Segment, file: SegmentFile) -> 
 
 
 def table_root(owner: Owner) -> str:
-    """The topic's folder as other programs name it: a path, or a url without options and credentials."""
+    """Returns the topic's folder as other programs name it: a path, or a url without options and credentials."""
     _, root = open_lake(owner.lake)
     scheme = owner.lake.partition("://")[0] if "://" in owner.lake else "file"
     return f"{root}/{owner.topic}" if scheme == "file" else f"{scheme}://{root}/{owner.topic}"

@@ -1,4 +1,7 @@
-"""The files of sealed history: written under names that readers skip, read back, compared, and given their names."""
+"""The files of sealed history.
+
+They are written under names that readers skip, read back, compared, and then given their final names.
+"""
 
 from __future__ import annotations
 
@@ -41,15 +44,20 @@ from penstock.core.names import shown_url
 from penstock.errors import ConfigError, Corrupt, StorageError, UnknownTopic
 
 GROUP_ROWS = 65_536
-"""Rows in a row group at the most, unless a block has more: what a look-up of one event has to decode."""
+"""The maximum number of rows in a row group, unless a block has more.
+
+A look-up of one event must decode a whole row group.
+"""
 _PIECE_BYTES = 16_384
-"""The size of a piece, which has a checksum of its own in the journal: a column of a row group, or several small ones.
+"""The minimum size of a piece, in bytes.
+
+A piece has its own checksum in the journal: it is a column of a row group, or several small columns.
 """
 _TEXTS = ["topic", "kind", "key", "scope", "correlation_id", "causation_id"]
 
 
 def sealed_schema(names: Sequence[str] | None = None) -> pa.Schema:
-    """The columns of every sealed file: a topic's, or those of them named, with payloads that are bytes beside them."""
+    """Returns the columns of every sealed file, or those that are named, and a column for payloads that are bytes."""
     schema = arrow_schema()
     if names is not None:
         schema = pa.schema([schema.field(name) for name in names])
@@ -62,15 +70,18 @@ class SealTarget(NamedTuple):
     topic: str
     lake: str
     token: str
-    """The seal's; part of its files' names."""
+    """The token of the seal, which is part of its files' names."""
     columns: str = ""
     """Typed columns beside the JSON text."""
     partition_by: str = ""
-    """The column by whose values files are parted."""
+    """The column by whose values the files are parted."""
 
 
 def topic_to_seal(snap: Snapshot, topic: str) -> TopicView:
-    """The topic that is being sealed; of one made anew meanwhile, all that was to be sealed is trimmed."""
+    """Returns the topic that is being sealed.
+
+    When the topic was made anew meanwhile, all events that were to be sealed are trimmed.
+    """
     view = TopicView.open(snap, topic)
     if view is None:
         raise dropped(topic)
@@ -82,7 +93,10 @@ def dropped(topic: str) -> UnknownTopic:
 
 
 def compacted(topic: str) -> ConfigError:
-    """Returns the error of a seal whose events are not all there any more: the next seal begins with what is."""
+    """Returns the error of a seal whose events are no longer all there.
+
+    The next seal begins with the remaining events.
+    """
     return ConfigError(f"topic {topic!r} was compacted meanwhile, or dropped and made anew: seal it again")
 
 
@@ -95,7 +109,9 @@ def write_segment(
     *,
     filtered: bool = False,
 ) -> Segment:
-    """Writes the events of a range into one file or one per value, reads them back, and gives them their names.
+    """Writes the events of a range into one file, or one file per value.
+
+    Reads the files back and gives them their final names.
 
     `change`: what becomes of each block on its way, with the same positions. `filtered`: no index covers the events,
     and the one file gets filters of the keys.
@@ -168,7 +184,7 @@ def key_filters(groups: list[pa.ChunkedArray]) -> tuple[SegmentKeys | None, byte
 
 
 class _SegmentWriter:
-    """The files of one segment while they are written: one, or one for each value of a column."""
+    """The open files of one segment: one file, or one for each value of a column."""
 
     def __init__(self, lake: str, folder: str, file: str, schema: pa.Schema) -> None:
         self._filesystem, root = open_lake(lake)
@@ -200,13 +216,13 @@ class _SegmentWriter:
             if self._local:
                 make_folder(path)
             target = f"{path}/{self._name}"
-            # elsewhere than on a disk a file is not there before it is whole
+            # An object store has no file before the file is complete.
             written = f"{path}/_{self._name}" if self._local else target
             file = self._files[folder] = _OpenFile(self._filesystem, written, target, rows)
         return file
 
     def finish(self, store: str | None, topic: str) -> list[SegmentPart]:
-        """Reads the files back, and gives them their names; `store`: whose permissions they get."""
+        """Reads the files back, and gives them their final names. The files get the permissions of `store`."""
         parts = []
         for folder, file in sorted(self._files.items()):
             crc, pieces = _verify(self._filesystem, file.path, file.tally, topic)
@@ -219,7 +235,7 @@ class _SegmentWriter:
 
 
 class _OpenFile:
-    """A file while it is written; `rows`: those of its first row group."""
+    """An open file. `rows` are the rows of its first row group."""
 
     def __init__(self, filesystem: fs.FileSystem, path: str, target: str, rows: pa.Table) -> None:
         self.path = path
@@ -244,11 +260,11 @@ _ENCODINGS = {
     "occurred_at": "DELTA_BINARY_PACKED",
     "recorded_at": "DELTA_BINARY_PACKED",
 }
-"""Encodings that Spark's vectorised reader, DuckDB and Arrow all read; ids and times differ little from row to row."""
+"""Encodings that Spark's vectorised reader, DuckDB and Arrow all read. Ids and times differ little from row to row."""
 
 
 def open_parquet(out: pa.NativeFile, rows: pa.Table) -> pq.ParquetWriter:
-    """Begins a file of sealed events; `rows`: those of its first row group."""
+    """Opens a new file of sealed events. `rows` are the rows of its first row group."""
     names = set(rows.schema.names)
     sorting = {"sorting_columns": [pq.SortingColumn(rows.schema.get_field_index("seq"))]} if "seq" in names else {}
     return pq.ParquetWriter(
@@ -265,11 +281,14 @@ def open_parquet(out: pa.NativeFile, rows: pa.Table) -> pq.ParquetWriter:
 
 
 _HAS_FILTERS = "bloom_filter_options" in inspect.signature(pq.ParquetWriter.__init__).parameters
-"""Not every pyarrow that we take writes them."""
+"""True if the installed pyarrow can write Bloom filters. Not every supported version can."""
 
 
 def _key_filter(rows: pa.Table) -> dict[str, object]:
-    """Bloom filters for about as many keys as some rows have: readers that look for one pass over row groups."""
+    """Returns the options for Bloom filters, sized for the number of keys in some rows.
+
+    Readers that look for one key skip row groups by them.
+    """
     keys = pc.count_distinct(rows["key"]).as_py() if _HAS_FILTERS else 0
     return {"bloom_filter_options": {"key": {"ndv": keys, "fpp": 0.05}}} if keys else {}
 
@@ -297,8 +316,10 @@ def sealed_batch(
     partition: Partition | None = None,
     names: Sequence[str] | None = None,
 ) -> pa.RecordBatch:
-    """Returns several rows of a block with the columns of a sealed file; with `names`, of those of every event only
-    these."""
+    """Returns several rows of a block with the columns of a sealed file.
+
+    With `names`, the columns of every event are limited to these names.
+    """
     whole = record_batch(block, "binary", names)
     payload = whole.column("payload")
     binary = None if block.wire.binary is None else np.frombuffer(block.wire.binary, dtype=np.uint8) != 0
@@ -317,7 +338,10 @@ def sealed_batch(
 
 
 def _grouped(batches: Iterator[pa.RecordBatch]) -> Iterator[list[pa.RecordBatch]]:
-    """The batches of a row group each: one per block would be many small ones."""
+    """Yields groups of batches, each for one row group.
+
+    A row group for every block would give many small row groups.
+    """
     held: list[pa.RecordBatch] = []
     rows = 0
     for batch in batches:
@@ -331,7 +355,7 @@ def _grouped(batches: Iterator[pa.RecordBatch]) -> Iterator[list[pa.RecordBatch]
 
 
 class _Tally:
-    """The contents of a file, in numbers: enough to know it again."""
+    """Counts and checksums of a file's contents, enough to recognise the contents."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -355,7 +379,7 @@ class _Tally:
 
 
 def _text_bytes(column: pa.Array) -> memoryview:
-    if column.null_count:  # where there is null, there may be any bytes
+    if column.null_count:  # the bytes of a null value are arbitrary
         column = column.drop_null()
     bounds = np.frombuffer(column.buffers()[1], dtype=np.int32)
     data = column.buffers()[2]
@@ -365,7 +389,7 @@ def _text_bytes(column: pa.Array) -> memoryview:
 
 
 def _verify(filesystem: fs.FileSystem, path: str, tally: _Tally, topic: str) -> tuple[int, Pieces]:
-    """Reads the file back: page checksums, counts, positions and contents must be those of the journal.
+    """Reads the file back. Page checksums, counts, positions and contents must be those of the journal.
 
     Returns the CRC-32 of the file, and of each of its pieces.
     """
@@ -395,7 +419,10 @@ def _verify(filesystem: fs.FileSystem, path: str, tally: _Tally, topic: str) -> 
 
 
 def piece_ends(metadata: pq.FileMetaData, size: int) -> list[int]:
-    """Returns the ends of the pieces: with a column that makes them large enough, with a row group, with the file."""
+    """Returns the ends of the pieces.
+
+    A piece ends with the column that makes it large enough, with the row group, or with the file.
+    """
     ends = [0]
     for columns in column_ends(metadata):
         for end in columns:
@@ -405,10 +432,12 @@ def piece_ends(metadata: pq.FileMetaData, size: int) -> list[int]:
 
 
 def day_of(view: TopicView, seq: int, through: int) -> datetime | None:
-    """The day (its midnight, UTC) of the first event of a range of positions; None when compaction has left none."""
+    """Returns the day (its midnight, UTC) of the first event in a range of positions; None when compaction has left
+    no event.
+    """
     for block in view.blocks(seq - 1, through):
         row = block.row_after(seq - 1)
-        if block.seq(row) > through:  # a block may begin before the range and go on behind it
+        if block.seq(row) > through:  # a block may begin before the range and end after it
             return None
         recorded = from_ms(block.recorded_ms(row))
         return datetime(recorded.year, recorded.month, recorded.day, tzinfo=UTC)
@@ -421,8 +450,10 @@ def day_of(view: TopicView, seq: int, through: int) -> datetime | None:
 def put_whole(
     filesystem: fs.FileSystem, target: str, data: pa.Buffer | bytes, *, partial: str, store: str | None = None
 ) -> None:
-    """Writes a file that is there when all of it is. On a disk it has the name `partial` until then, and gets the
-    permissions of the store."""
+    """Writes a file that is visible only when it is complete.
+
+    On a disk it has the name `partial` until then, and gets the permissions of the store.
+    """
     local = isinstance(filesystem, fs.LocalFileSystem)
     if local:
         make_folder(target.rpartition("/")[0])
@@ -445,19 +476,19 @@ class LakeFolder:
         return f"{shown_url(self.lake)}/{self.topic}"
 
     def size(self, path: str) -> int | None:
-        """Bytes of a file of this lake; None when it is not there."""
+        """Returns the size of a file of this lake in bytes; None when the file does not exist."""
         size: int | None = self._filesystem.get_file_info(f"{self._root}/{path}").size
         return size
 
     def files(self, below: str) -> Iterator[tuple[str, int]]:
-        """The paths of the files in and below a folder of the lake, with their sizes."""
+        """Returns the paths of the files in and below a folder of the lake, with their sizes."""
         selector = pyarrow.fs.FileSelector(f"{self._root}/{below}", allow_not_found=True, recursive=True)
         for info in self._filesystem.get_file_info(selector):
             if info.type == pyarrow.fs.FileType.File:
                 yield info.path.removeprefix(f"{self._root}/"), info.size
 
     def marker(self, journal: str) -> SealMarker | None:
-        """The folder's marker, which has to be this journal's; None when no seal has signed the folder yet."""
+        """Returns the folder's marker, which must be this journal's; None when no seal has signed the folder yet."""
         try:
             with self._filesystem.open_input_file(f"{self._root}/{self.topic}/{MARKER}") as file:
                 found = msgspec.json.decode(file.read(), type=SealMarker)
@@ -470,15 +501,17 @@ class LakeFolder:
         return found
 
     def sign(self, journal: str, seal: str) -> None:
-        """Writes the marker: from now on this seal was the last to work on the folder."""
+        """Writes the marker, which says that this seal was the last to work on the folder."""
         target = f"{self._root}/{self.topic}/{MARKER}"
         text = msgspec.json.encode(SealMarker(journal, self.topic, seal))
         put_whole(self._filesystem, target, text, partial=f"{target}.{seal}")
 
     def remove(self, lake: str, path: str) -> bool:
-        """Removes a file whose events are gone; False when it is in another lake that cannot be reached now.
+        """Removes a file whose events are removed.
 
-        A lake that was given up must not stand in the way of the one that is used.
+        Returns False when the file is in another lake that cannot be reached now.
+
+        An abandoned lake must not block the lake that is in use.
         """
         try:
             filesystem, root = open_lake(lake)
@@ -491,9 +524,10 @@ class LakeFolder:
         return True
 
     def remove_orphans(self, seal: str, known: frozenset[tuple[str, str]]) -> None:
-        """Deletes the files of a seal that is over which did not become segments.
+        """Deletes the files of a finished seal that did not become segments.
 
-        One that is still at work may give a file its name meanwhile; it finds out, and removes what it has written.
+        A seal that is still running may name a file meanwhile. That seal then notices it, and removes the file that it
+        has written.
         """
         for path, _ in list(self.files(self.topic)):
             if seal in path.rpartition("/")[2] and (self.lake, path) not in known:

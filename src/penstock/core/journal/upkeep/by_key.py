@@ -1,4 +1,4 @@
-"""Compaction by key: only the newest event of every key stays."""
+"""Compaction by key: only the newest event of every key remains."""
 
 from __future__ import annotations
 
@@ -17,15 +17,19 @@ from penstock.core.journal.writer import Writer
 from penstock.limits import EXCHANGE_BYTES, RETENTION_BLOCKS
 
 _TRIES = 100
-"""The number of times that changed blocks are read again before compaction by key leaves the rest to the next time."""
+"""The number of times that compaction by key reads changed blocks again.
+
+After that, it leaves the rest to the next time.
+"""
 SCAN_BYTES = 4 << 20
-"""The bytes that are read in one snapshot."""
+"""The number of bytes that are read in one snapshot."""
 
 
 def compact_by_key(writer: Writer, topic: str, holds: Sequence[Hold]) -> int:
-    """Keeps only the newest event of every key (and every event without a key); returns how many went.
+    """Keeps only the newest event of every key, and every event without a key. Returns the number of removed events.
 
-    Nothing goes that a queue holds. The topic is read beside the writer, twice; each commit exchanges a few blocks.
+    No event that a queue holds is removed. The topic is read beside the writer, twice. Each commit exchanges a few
+    blocks.
     """
 
     def begin(commit: Commit) -> tuple[int, int, int]:
@@ -69,7 +73,7 @@ def _newest_positions(engine: Engine, topic_id: int, topic: str, after: int) -> 
         with engine.read() as snap:
             scanned = 0
             for _, value, block, *_ in stored_blocks(snap, topic_id, topic, after + 1, keys.MAX_SEQ):
-                if scanned >= SCAN_BYTES:  # a snapshot held for long keeps the engine from cleaning up
+                if scanned >= SCAN_BYTES:  # a long-lived snapshot prevents the engine from freeing space
                     more = True
                     break
                 newest.update(
@@ -85,7 +89,10 @@ def _newest_positions(engine: Engine, topic_id: int, topic: str, after: int) -> 
 def _newest_only(
     snap: Snapshot, topic_id: int, topic: str, after: int, through: int, newest: dict[str, int]
 ) -> tuple[list[ThinnedBlock], int]:
-    """The next blocks that have events whose keys come again, without them; and how far it came."""
+    """Returns the next blocks with events whose keys occur again later, without these events.
+
+    Also returns the position that was reached.
+    """
     thinned: list[ThinnedBlock] = []
     size = scanned = 0
     for stored in stored_blocks(snap, topic_id, topic, after + 1, through):

@@ -1,12 +1,11 @@
-"""Dropping a topic: one small commit makes it invisible, and its rows are cleared away a little at a time.
+"""The dropping of a topic: one small commit makes it invisible, and its rows are removed some at a time.
 
     g topic                   a topic that was dropped, whose rows are not all cleared yet (msgpack)
 
-The commit removes the topic's name and writes down its id; the rows under that id are then what no reader and no
-writer can reach. A process that is killed in the middle leaves the id, and the next one that opens the journal goes
-on. Numbers are never given out again, so that nothing of a topic can turn up in one of that name made later. Nor are
-positions: where the topic ended is kept under its name, and the next one begins after it.
-
+The commit removes the topic's name and records its id; after that, no reader and no writer can reach the rows under
+that id. A process that is killed in the middle leaves the id, and the next process that opens the journal continues.
+Ids are never reused, so no row of a topic can appear in a later topic of the same name. Positions are not reused
+either: the topic's last position is kept under its name, and a later topic begins after it.
 """
 
 from __future__ import annotations
@@ -44,15 +43,15 @@ _OWN = (
 )
 
 _STEP_ROWS = 1024
-"""Rows that one commit removes at the most, so that no caller waits long behind it."""
+"""The maximum number of rows that one commit removes, so that no caller waits long."""
 
 KeyRange = tuple[bytes, bytes]
 RowsOf = Callable[[int], Iterable[KeyRange]]
-"""The places where a layer keeps the rows of a topic."""
+"""The key ranges in which a layer keeps the rows of a topic."""
 DropHook = Callable[[Commit, str, int], None]
-"""Removes what a layer keeps under a topic's name, in the commit that drops it."""
+"""Removes the data of a layer under a topic's name, in the commit that drops the topic."""
 UsersOf = Callable[[Commit, str], Iterable[str]]
-"""The reasons for which a layer needs a topic, for people."""
+"""The reasons why a layer needs a topic, in words for people."""
 
 
 class DropReport(msgspec.Struct, frozen=True):
@@ -60,13 +59,13 @@ class DropReport(msgspec.Struct, frozen=True):
 
     topic: str
     events: int
-    """Events that were stored, sealed ones included."""
+    """The number of events that were stored, including sealed events."""
     files: list[str] = []
-    """Parquet files of sealed history: they stay where they are, and no journal knows them any more."""
+    """Parquet files of sealed history. They remain in place, and no journal knows them any more."""
 
 
 class DroppedTopic(msgspec.Struct, array_like=True, frozen=True):
-    """A topic whose rows are being cleared away."""
+    """A topic whose rows are being removed."""
 
     name: str
     dropped_ms: int
@@ -84,7 +83,7 @@ class DropRules:
         self.rows: list[RowsOf] = [_journal_rows]
 
     def ranges(self, topic_id: int) -> list[KeyRange]:
-        """Everywhere rows of a topic may be."""
+        """Returns all key ranges that may contain rows of a topic."""
         return [found for rows in self.rows for found in rows(topic_id)]
 
 
@@ -104,7 +103,7 @@ def _cursors_and_files(commit: Commit, topic: str) -> Iterable[str]:
 
 
 def drop_topic(commit: Commit, topic: str, force: bool, rules: DropRules) -> DropReport:
-    """Makes a topic invisible; TopicInUse when something needs it, unless forced."""
+    """Makes a topic invisible. Raises TopicInUse when something needs the topic, unless `force` is True."""
     commit.flush()
     head = commit.head(topic)
     if head is None:
@@ -132,18 +131,18 @@ def drop_topic(commit: Commit, topic: str, force: bool, rules: DropRules) -> Dro
 
 
 def _unknown(snap: Snapshot, topic: str) -> UnknownTopic:
-    """The error that a topic is not there, with the nearest name of those that are."""
+    """Returns the error for a missing topic, with the most similar existing name."""
     return UnknownTopic(f"there is no topic {topic!r}{did_you_mean(topic, topic_names(snap))}")
 
 
 def _first_few(used: Sequence[str], most: int = 5) -> str:
-    """The first few, and how many more there are."""
+    """Returns the first few reasons as text, with the number of the others."""
     rest = len(used) - most
     return ", ".join(used[:most]) + (f" and {rest} more" if rest > 0 else "")
 
 
 def clear_dropped(writer: Writer, rules: DropRules, stopped: Callable[[], bool]) -> bool:
-    """Removes the rows of every dropped topic, in small commits; whether there were any."""
+    """Removes the rows of every dropped topic, in small commits. Returns True if there were any."""
     with writer.engine.read() as snap:
         scanned = snap.scan(keys.DROPPED, keys.prefix_end(keys.DROPPED))
         topic_ids = [keys.dropped_topic(key) for key, _ in scanned if key[1:]]
@@ -162,7 +161,7 @@ def clear_dropped(writer: Writer, rules: DropRules, stopped: Callable[[], bool])
 
 
 def clear_rows(writer: Writer, low: bytes, high: bytes, stopped: Callable[[], bool] = lambda: False) -> bool:
-    """Removes the rows between two keys, in small commits; False when it was stopped before the end."""
+    """Removes the rows between two keys, in small commits. Returns False when it was stopped before the end."""
     while not stopped():
         with writer.engine.read() as snap:
             upto = _some(snap, low, high)
@@ -174,7 +173,7 @@ def clear_rows(writer: Writer, low: bytes, high: bytes, stopped: Callable[[], bo
 
 
 def _some(snap: Snapshot, low: bytes, high: bytes) -> bytes | None:
-    """A key before which there is as much as one commit should remove; None when there is nothing."""
+    """Returns a key before which there are as many rows as one commit should remove; None when there are no rows."""
     size, last = 0, None
     for count, (key, value) in enumerate(snap.scan(low, high)):
         if count == _STEP_ROWS or size > RETENTION_BYTES:
@@ -189,6 +188,6 @@ def _delete(commit: Commit, low: bytes, upto: bytes) -> None:
 
 
 def _finish(commit: Commit, topic_id: int, ranges: Sequence[KeyRange]) -> None:
-    """Forgets the id, unless a row turned up again: then the next time."""
+    """Removes the id, unless a row has appeared again. In that case the next call continues."""
     if not any(next(iter(commit.tx.scan(*between)), None) for between in ranges):
         commit.tx.delete(keys.dropped_key(topic_id))

@@ -1,13 +1,16 @@
-"""Erasing: the contents of chosen events go from all that is stored; positions, ids, times, kinds and causes stay.
+"""Erasure: the contents of chosen events are removed from all stored data.
+
+Positions, ids, times, kinds and causes remain.
 
     E topic erasure           an erasure that is under way: which positions, when, by whom (msgpack)
     E                         the engine is to be purged: freed bytes may still hold what an erasure erased
     L topic seq               the hash of an erased event, in a topic with published roots
 
-One commit writes down which positions are meant, never what lies there. Steps follow, each in small commits, and each
-harmless when it is done twice: a process that is killed leaves the row, and the next one goes on. Messages go from
-their queues first, while their keys are still known; then blocks are rewritten, in place, then files, and then the
-rows that name a position: summaries, dedup keys, copies among dead letters. `maintain` purges the engine at the end.
+One commit records the positions to erase, never their contents. Then steps follow, in small commits. Each step is
+harmless when it runs twice: a killed process leaves the row of the erasure, and the next process continues. First,
+messages leave their queues, while their keys are still known. Then blocks are rewritten in place, then files. Then come
+the rows that name a position: summaries, dedup keys, and copies among dead letters. `maintain` purges the engine at the
+end.
 """
 
 from __future__ import annotations
@@ -55,15 +58,18 @@ if TYPE_CHECKING:
     from penstock.core.journal.core import JournalCore
 
 MOST_POSITIONS = 1_000_000
-"""The most positions that one row names; a call that means more makes one erasure after the other."""
+"""The maximum number of positions in one row.
+
+A call with more positions makes several erasures, one after the other.
+"""
 _STEP_ROWS = 1024
-"""Rows that one commit looks at or removes at the most, so that no caller waits long behind it."""
+"""The maximum number of rows that one commit reads or removes, so that no caller waits long."""
 _TRIES = 100
-"""The number of times that blocks are read again which others have changed meanwhile."""
+"""The number of times that blocks are read again when other processes have changed them meanwhile."""
 
 
 class EraseReport(msgspec.Struct, frozen=True):
-    """The result of an erasure: what was erased in each place, and where copies may remain."""
+    """The result of an erasure: the counts of what was erased in each place, and the places where copies may remain."""
 
     topic: str
     events: int = 0
@@ -71,21 +77,21 @@ class EraseReport(msgspec.Struct, frozen=True):
     blocks: int = 0
     """Blocks that were rewritten."""
     files: int = 0
-    """Sealed files that were written anew; `maintain` deletes the files of before."""
+    """Sealed files that were written anew. `maintain` deletes the replaced files."""
     messages: int = 0
-    """Messages that were taken out of the queue, not yet settled."""
+    """Unsettled messages that were removed from the queue."""
     dedup_keys: int = 0
     """Dedup keys that were forgotten."""
     states: int = 0
-    """Saved states that were removed: states of projections are folded anew when they are asked for."""
+    """Saved states that were removed. The states of projections are folded again when they are requested."""
     copies: int = 0
-    """Dead letters, results and entries of feeds that were erased, too."""
+    """Dead letters, results and entries of feeds that were erased too."""
     remaining: list[str] = []
     """Places that the journal does not reach, where copies may remain."""
 
 
 class ErasedCounts(msgspec.Struct):
-    """The counts of an erasure while it is under way."""
+    """The counts of a running erasure."""
 
     events: int = 0
     blocks: int = 0
@@ -97,18 +103,21 @@ class ErasedCounts(msgspec.Struct):
 
 
 class Erasure(msgspec.Struct, array_like=True, frozen=True):
-    """An erasure as it is stored while it is under way."""
+    """A running erasure as it is stored."""
 
     topic: str
     at_ms: int
     by: str
     fields: tuple[str, ...]
-    """The fields of the payload that are blanked; none: everything is erased."""
+    """The fields of the payload that are blanked. Empty when everything is erased."""
     ranges: list[tuple[int, int]]
-    """The positions: firsts and lasts."""
+    """The positions, as pairs of first and last."""
     name: bytes
     owner: str
-    """Who works on it; when that is over without an end, another process goes on."""
+    """The process that works on the erasure.
+
+    When that process ends before the erasure does, another process continues.
+    """
 
     def positions(self) -> array[int]:
         """Returns the positions, ascending."""
@@ -122,7 +131,9 @@ class Erasure(msgspec.Struct, array_like=True, frozen=True):
         return {ERASED_AT: at, ERASED_BY: self.by}
 
     def rewritten(self, block: Block, positions: Sequence[int]) -> Rewritten | None:
-        """Returns a block with some of its events erased or masked; None when all of them are already."""
+        """Returns a block with some of its events erased or masked; None when all these events are erased or masked
+        already.
+        """
         low, high = bisect_left(positions, block.first), bisect_right(positions, block.last)
         found = (block.row_of(seq) for seq in positions[low:high])
         rows = [row for row in found if row is not None and not _is_erased(block, row)]
@@ -169,22 +180,22 @@ class Rewritten(msgspec.Struct, frozen=True):
     value: bytes
     events: int
     keys: set[str]
-    """The keys that the erased events had."""
+    """The keys of the erased events."""
     hashes: list[tuple[int, bytes]]
-    """The positions of the events, with the hashes of what they said."""
+    """The positions of the events, with the hashes of their contents."""
 
 
 class ExchangedBlock(msgspec.Struct, frozen=True):
-    """A block as it is stored, and what is to lie in its place."""
+    """A stored block, and its replacement."""
 
     stored: BlockRow
     apart: bytes | None
-    """The key of the block that is stored apart, which goes."""
+    """The key of the separately stored block, which is removed."""
     made: Rewritten
 
 
 BlankRow = Callable[[bytes, str, Sequence[int]], bytes | None]
-"""Returns a row without what it says of events at some positions; None when it says nothing of them."""
+"""Returns a row without its data about events at given positions; None when it has no such data."""
 
 
 def _is_erased(block: Block, row: int) -> bool:
@@ -224,10 +235,12 @@ def _masked(value: bytes, path: Sequence[str]) -> bytes:
 def erase(
     core: JournalCore, topic: str, wanted: EventQuery, seqs: Iterable[int] | None, by: str, fields: tuple[str, ...]
 ) -> EraseReport:
-    """Erases the wanted events, or blanks some fields of their payloads, in small commits; what comes meanwhile stays.
+    """Erases the wanted events, or blanks some fields of their payloads, in small commits.
 
-    `seqs`: only the events at these positions. When it returns, all of it is on disk, but for bytes that the engine has
-    freed and not yet overwritten.
+    Events that are appended meanwhile remain.
+
+    With `seqs`, only the events at these positions are erased. When the call returns, everything is on disk, except
+    that bytes that the engine has freed may not be overwritten yet.
     """
     core.writer.check_idle_here()
     core.resume_erasures()
@@ -241,7 +254,7 @@ def erase(
             query = replace(wanted, after=after)
             events = read_view(view, query, core.index.open) if chosen is None else _events_at(view, chosen, query)
             positions = [_erasable(event, fields) for event in islice(events, MOST_POSITIONS)]
-            if chosen is not None and wanted.everything:  # what is gone may have left a dedup key, or a dead letter
+            if chosen is not None and wanted.everything:  # a removed event may have left a dedup key or a dead letter
                 positions = [seq for seq in chosen if after < seq <= view.latest()][:MOST_POSITIONS]
         if first:
             gone = {seq for find in core.find_former if chosen is None for seq in find(topic, wanted)}
@@ -255,7 +268,7 @@ def erase(
 
 
 def _events_at(view: TopicView, seqs: Sequence[int], wanted: EventQuery) -> Iterator[Event]:
-    """Returns the wanted events among those at some positions, ascending."""
+    """Returns the wanted events at given positions, ascending."""
     for seq in seqs[bisect_right(seqs, wanted.after) :]:
         event = view.get(seq)
         if event is not None and wanted.matches(event):
@@ -263,7 +276,7 @@ def _events_at(view: TopicView, seqs: Sequence[int], wanted: EventQuery) -> Iter
 
 
 def _erasable(event: Event, fields: tuple[str, ...]) -> int:
-    """Returns the position of an event; ConfigError when it cannot be masked."""
+    """Returns the position of an event. Raises ConfigError when the event cannot be masked."""
     if event.binary and fields:
         raise ConfigError(
             f"event {event.seq} of topic {event.topic!r} has bytes for a payload, which have no fields to mask: erase "
@@ -275,12 +288,12 @@ def _erasable(event: Event, fields: tuple[str, ...]) -> int:
 def erase_positions(
     core: JournalCore, topic: str, positions: Sequence[int], by: str, fields: tuple[str, ...], tally: ErasedCounts
 ) -> None:
-    """Erases the events at some positions, ascending."""
+    """Erases the events at given positions, ascending."""
     ends = [at for at in range(1, len(positions)) if positions[at] != positions[at - 1] + 1]
     ranges = [(positions[start], positions[end - 1]) for start, end in pairwise([0, *ends, len(positions)])]
     made = Erasure(topic, core.clock.now_ms(), by, fields, ranges, os.urandom(8), new_owner())
     try:
-        with core.erasing:  # two that write the same files would only stop each other
+        with core.erasing:  # two erasures that write the same files would stop each other
             core.run(lambda commit: _begin(commit, made))
             _Erasing(core, made, tally).run()
     finally:
@@ -292,7 +305,7 @@ _decode = msgspec.msgpack.Decoder(Erasure).decode
 
 
 def _begin(commit: Commit, made: Erasure) -> None:
-    """Writes down which positions are meant."""
+    """Records the positions to erase."""
     commit.flush()
     head, tx = commit.head(made.topic), commit.tx
     if head is None:
@@ -300,7 +313,7 @@ def _begin(commit: Commit, made: Erasure) -> None:
     tx.put(keys.erasing_key(head.topic_id) + made.name, _encode(made))
     tx.put(keys.ERASING, uuid.uuid4().bytes)
     seals = load_seals(tx, head.topic_id)
-    if seals.token:  # a seal that is at work has read what is to be erased: it records nothing any more
+    if seals.token:  # a running seal has read events that are to be erased: it records nothing any more
         save_seals(tx, head.topic_id, replace(seals, token=uuid.uuid4().hex[:12]))
 
 
@@ -309,7 +322,7 @@ def _stored(value: bytes) -> Erasure:
 
 
 def end_erasures(core: JournalCore, stored: Iterable[bytes]) -> None:
-    """Ends erasures that were cut off, and none that another thread or process works on."""
+    """Completes interrupted erasures. Erasures that another thread or process works on are left alone."""
     for one in map(_stored, stored):
         if not is_alive(one.owner):
             with core.erasing:
@@ -322,9 +335,9 @@ def is_under_way(snap: Snapshot, topic_id: int) -> bool:
 
 
 def purge_erased(core: JournalCore, due: bytes) -> None:
-    """Removes the last traces of what was erased: replaced files, and bytes that the engine has freed.
+    """Removes the last traces of erased events: replaced files, and bytes that the engine has freed.
 
-    `due`: the row that asks for it, which stays where an erasure has ended meanwhile.
+    `due` is the row that requests the purge. The row remains when an erasure has ended meanwhile.
     """
     from penstock.core.journal.bulk import sweep_staged
 
@@ -347,7 +360,7 @@ def purge_erased(core: JournalCore, due: bytes) -> None:
 
 
 def _remaining(core: JournalCore, topic: str, tally: ErasedCounts) -> list[str]:
-    """Names the places that the journal does not reach, for people."""
+    """Returns the places that the journal does not reach, in words for people."""
     found = [
         "backups, exports and copies of the journal that were made before",
         "what consumers, caches, logs and checkpoints of streaming queries have taken over",
@@ -385,11 +398,11 @@ class _Erasing:
         with self._core.engine.read() as snap:
             record = load_record(snap, self._topic)
         if record is None:
-            return  # dropped meanwhile, with all that belonged to it
+            return  # dropped meanwhile, with all its data
         self._topic_id = record.topic_id
         for remove in self._core.erase_messages:
             self._tally.messages += remove(self._topic, self._positions, self._whole)
-        with self._core.housekeeper.in_turn():  # housekeeping may be making summaries of blocks that it has read before
+        with self._core.housekeeper.in_turn():  # the housekeeper may be making summaries of blocks that it read earlier
             self._rewrite_blocks()
             if self._whole:
                 self._blank_rows()
@@ -405,7 +418,7 @@ class _Erasing:
 
     # ── blocks ───────────────────────────────────────────────────────────────────────────────────────────────────────
     def _rewrite_blocks(self) -> None:
-        """Rewrites the blocks that hold the events, in place: they are read beside the writer, some at a time."""
+        """Rewrites the blocks with the events in place. The blocks are read beside the writer, some at a time."""
         at = tries = 0
         while at < len(self._positions):
             with self._core.engine.read() as snap:
@@ -420,7 +433,7 @@ class _Erasing:
             at, tries = reached, 0
 
     def _some_blocks(self, snap: Snapshot, at: int) -> tuple[list[ExchangedBlock], int]:
-        """The next blocks with events to erase, and the index of the first position that none of them holds."""
+        """Returns the next blocks with events to erase, and the index of the first position that is in none of them."""
         found: list[ExchangedBlock] = []
         state = load_state(snap, self._topic_id, self._topic)
         size = looked = 0
@@ -441,7 +454,7 @@ class _Erasing:
         return found, at
 
     def _exchange(self, commit: Commit, part: Sequence[ExchangedBlock]) -> bool:
-        """Puts blocks in the place of what was stored; False when that has changed since it was read."""
+        """Replaces stored blocks. Returns False when a block has changed since it was read."""
         commit.flush()
         head, tx = commit.head(self._topic), commit.tx
         if head is None or head.topic_id != self._topic_id:
@@ -458,7 +471,10 @@ class _Erasing:
         return True
 
     def _forget(self, commit: Commit, made: Sequence[Rewritten]) -> None:
-        """Removes what was made of events that are erased by this commit, and keeps their hashes where these count."""
+        """Removes data that was derived from the events that this commit erases.
+
+        Keeps their hashes where a topic needs them.
+        """
         tx, topic_id = commit.tx, self._topic_id
         head = commit.ensure(self._topic)
         drop_index(tx, topic_id, self._topic)
@@ -475,7 +491,7 @@ class _Erasing:
 
     # ── sealed files ─────────────────────────────────────────────────────────────────────────────────────────────────
     def _rewrite_files(self) -> None:
-        """Writes the files that hold events to erase anew; the files of before wait for `maintain`."""
+        """Writes the files with events to erase anew. The old files wait for `maintain`."""
         with self._core.engine.read() as snap:
             held = list(load_segments(snap, self._topic_id))
         touched = [
@@ -504,14 +520,14 @@ class _Erasing:
 
     # ── rows that name a position ────────────────────────────────────────────────────────────────────────────────────
     def _blank_rows(self) -> None:
-        """Takes the hashes of keys and the scopes of the events out of the rows about their ranges."""
+        """Removes the events' key hashes and scopes from the rows about their ranges."""
         for prefix, blank in ((keys.HASHES, blank_hashes), (keys.SUMMARY, blank_scopes)):
             low, high = keys.topic_range(prefix, self._topic_id)
             while low < high:
                 low = self._writer.run_relaxed(self._blank_some, low, high, blank)
 
     def _blank_some(self, commit: Commit, low: bytes, high: bytes, blank: BlankRow) -> bytes:
-        """Does so with some of the rows between two keys; returns where the next step goes on."""
+        """Blanks some of the rows between two keys. Returns the key at which the next step continues."""
         rows = list(islice(commit.tx.scan(low, high), RETENTION_BLOCKS))
         for key, value in rows:
             made = blank(value, self._topic, self._positions)
@@ -520,7 +536,7 @@ class _Erasing:
         return rows[-1][0] + b"\0" if rows else high
 
     def _forget_dedups(self) -> None:
-        """Forgets the dedup keys of the events: they are looked through once, beside the writer."""
+        """Removes the dedup keys of the events. The dedup keys are read once, beside the writer."""
         low, high = keys.topic_range(keys.DEDUP, self._topic_id)[0], keys.windows_key(self._topic_id)
         for rows in in_parts(self._dedups(low, high), lambda row: len(row[0]), EXCHANGE_BYTES, _STEP_ROWS):
             self._tally.dedup_keys += self._writer.run_relaxed(_delete_same, rows)
@@ -545,7 +561,7 @@ class _Erasing:
 
 
 def _delete_same(commit: Commit, rows: Sequence[tuple[bytes, bytes]]) -> int:
-    """Deletes rows that are as they were; returns how many."""
+    """Deletes rows that have not changed. Returns the number of deleted rows."""
     same = [key for key, value in rows if commit.tx.get(key) == value]
     for key in same:
         commit.tx.delete(key)

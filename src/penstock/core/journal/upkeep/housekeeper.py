@@ -1,4 +1,4 @@
-"""The housekeeper: merging, retention and compaction by key, in a thread of its own that sleeps until there is work."""
+"""The housekeeper: merging, retention and compaction by key, in a separate thread that sleeps until there is work."""
 
 from __future__ import annotations
 
@@ -30,59 +30,66 @@ from penstock.limits import MERGE_FAN_IN, MERGED_BYTES, RETENTION_SECONDS, SMALL
 log = Log("penstock.housekeeper")
 
 _ENOUGH = 4 * MERGE_FAN_IN * MERGE_FAN_IN
-"""The number of events or commits before a topic without special settings is looked at again.
+"""The number of events or commits after which a topic without special settings is checked again.
 
-Rarely: a thread beside a busy writer waits for the interpreter's lock at every read, and slows the writer meanwhile.
+The number is high, because a thread beside a busy writer waits for the interpreter's lock at every read, and slows the
+writer meanwhile.
 """
 
 
 class Housekeeper(Background):
-    """Does a topic's housekeeping after every few dozen commits to it."""
+    """Does a topic's housekeeping after every few dozen commits to the topic."""
 
     def __init__(self, writer: Writer) -> None:
         super().__init__("penstock-housekeeper", log)
         self._engine = writer.engine
         self._writer = writer
         self._considered: dict[str, tuple[int, int]] = {}
-        """The commits and events of topics when they were last due."""
+        """The numbers of commits and events of each topic when it was last due."""
         self._demanding: set[str] = set()
-        """Topics whose settings ask for something every few dozen commits."""
+        """Topics whose settings need work every few dozen commits."""
         self._merges: dict[str, int] = defaultdict(int)
         self._turn = threading.Lock()
         self.chores: list[Callable[[str], None]] = []
-        """The work of the layers above for a topic, in the housekeeper's thread."""
+        """The work that the layers above do for a topic in the housekeeper's thread."""
         self.holds: list[Hold] = []
-        """The holds that retention and compaction by key wait for: messages that are not settled, not cursors."""
+        """The holds that limit retention and compaction by key: unsettled messages, but not cursors."""
         self.before_retention: list[Callable[[Commit, str, int], bool]] = []
-        """Called with the position through which retention wants to remove; True: there is more to do first."""
+        """Called with the position through which retention is about to remove.
+
+        Returns True if other work must be done first.
+        """
         self.drop_rules = DropRules()
         self._clearing = False
-        """True if topics were dropped whose rows are still to be cleared away."""
+        """True if rows of dropped topics are still to be removed."""
         self.resume: Callable[[], None] = lambda: None
-        """Ends the erasures that were cut off."""
+        """Completes interrupted erasures."""
         self._resuming = False
-        """True if erasures were cut off by the end of an earlier process."""
+        """True if an earlier process ended during an erasure."""
         self._reclaiming = False
-        """True if space was freed that is still to be given back."""
+        """True if freed space is still to be given back."""
         self._aged: set[str] = set()
-        """Topics with a max_age: time alone makes them due."""
+        """Topics with a `max_age`, which become due as time passes."""
         self._aged_checked_ms = self._swept_ms = writer.clock.now_ms()
 
     def consider(self, topic: str, commits: int, events: int) -> None:
-        """Asks for a look at a topic if enough has gathered; `commits`, `events`: those of this process so far."""
+        """Requests a check of a topic if enough has gathered.
+
+        `commits` and `events` are the counts of this process so far.
+        """
         commits_then, events_then = self._considered.get(topic, (-_ENOUGH, 0))
-        # Small commits are merged by the writer itself: unless a topic has settings to apply, there is little to do.
+        # The writer itself merges small commits. So a topic without settings to apply needs little work.
         if commits - commits_then >= _ENOUGH or events - events_then >= _ENOUGH or topic in self._demanding:
             self._considered[topic] = commits, events
             self.request(topic)
 
     def request_clearing(self) -> None:
-        """Asks for the rows of dropped topics to be cleared away soon."""
+        """Requests the removal of dropped topics' rows soon."""
         self._clearing = True
         self._wake()
 
     def request_reclaim(self) -> None:
-        """Asks for freed space to be given back soon."""
+        """Requests that freed space is given back soon."""
         self._reclaiming = True
         self._wake()
 
@@ -91,15 +98,18 @@ class Housekeeper(Background):
         return self._turn
 
     def clear_dropped(self) -> None:
-        """Clears the rows of dropped topics away now."""
+        """Removes the rows of dropped topics now."""
         with self._turn:
             clear_dropped(self._writer, self.drop_rules, lambda: self._closed)
 
     def maintain(self, topic: str, *, thorough: bool = False, index: Callable[[str], None] | None = None) -> None:
-        """Does one topic's housekeeping now, and `index`; thorough: merges even where it is hardly worth it.
+        """Does one topic's housekeeping now, and `index`.
 
-        Corrupt when something cannot be read, after the rest of it was done; `penstock doctor` and the metrics say so
-        from then on. It is tried again the next time: retention and compaction may have removed it by then.
+        With `thorough`, it also merges where there is little benefit.
+
+        Raises Corrupt when something cannot be read, after the other work was done. From then on, `penstock doctor` and
+        the metrics report it. The next call tries again, because retention and compaction may have removed the damage
+        by then.
         """
         unreadable: Corrupt | None = None
         for work in (partial(self._merge_in_turn, thorough=thorough), partial(self._apply, thorough=thorough), index):
@@ -109,7 +119,7 @@ class Housekeeper(Background):
             except Corrupt as error:
                 unreadable = unreadable or error
             except PenstockError:
-                raise  # the store's trouble, or the caller's
+                raise  # a failure of the store, or the caller's mistake
             except Exception as error:
                 log.exception("housekeeping of topic %r failed", topic)
                 unreadable = unreadable or Corrupt(f"{type(error).__name__}: {error}", topic=topic)
@@ -118,13 +128,14 @@ class Housekeeper(Background):
             raise unreadable
 
     def _note_unreadable(self, topic: str, error: Corrupt | None, thorough: bool) -> None:
-        """Notes in the store why a topic cannot be read, where every process finds it, or that it can be read again.
+        """Records in the store why a topic cannot be read, so that every process finds the note; or that the topic can
+        be read again.
 
-        A pass takes another one's note back only when it has looked where the note points: a thorough one looks
-        everywhere, any other one at the block that the note names.
+        A pass removes the note of another pass only after it has read the place that the note names. A thorough pass
+        reads every place; any other pass reads the block that the note names.
         """
         why, at = ("", 0) if error is None else (str(error), error.seq or 0)
-        with suppress(Corrupt):  # the block is still damaged, or the topic's record: the reader that wants it says so
+        with suppress(Corrupt):  # the block or the topic's record is still damaged: its readers report it
             with self._engine.read() as snap:
                 record = load_record(snap, topic)
                 if record is None:
@@ -143,7 +154,7 @@ class Housekeeper(Background):
             self._merge(topic, thorough)
 
     def _apply(self, topic: str, thorough: bool) -> None:
-        """Applies a topic's settings, and does what else is done in passing."""
+        """Applies a topic's settings, and does the other background work."""
         with self._turn:
             freed, more = False, True
             while more and not self._closed:
@@ -161,7 +172,7 @@ class Housekeeper(Background):
                 chore(topic)
 
     def _sweep_is_due(self) -> bool:
-        """Returns True if it is time again to look for what large batches have left."""
+        """Returns True if it is time to look for the remains of large batches again."""
         now = self._writer.clock.now_ms()
         if 0 <= now - self._swept_ms < RETENTION_SECONDS * 1000:
             return False
@@ -169,7 +180,7 @@ class Housekeeper(Background):
         return True
 
     def _merge(self, topic: str, thorough: bool) -> None:
-        """Merges the smallest blocks; and, when that has left enough middling ones, those."""
+        """Merges the smallest blocks. If that leaves enough medium blocks, it merges these too."""
         if thorough:
             merge_tail(self._writer, topic, below=MERGED_BYTES, fan_in=2)
             fill_summaries(self._writer, topic, lambda: self._closed)
@@ -177,14 +188,14 @@ class Housekeeper(Background):
             return
         join_summaries(self._writer, topic, fan_in=2 * SUMMARY_RANGES)
         small = merge_tail(self._writer, topic, below=SMALL_BYTES)
-        # Without small blocks to merge, the commits since the last look left middling ones themselves.
+        # If there were no small blocks to merge, the commits since the last check made medium blocks directly.
         self._merges[topic] += 1 if small else MERGE_FAN_IN
         if self._merges[topic] >= MERGE_FAN_IN:
             self._merges[topic] = 0
             merge_tail(self._writer, topic, below=MERGED_BYTES)
 
     def begin(self) -> None:
-        """Finds the topics that need a look also when no process appends to them."""
+        """Finds the topics that need a check even when no process appends to them."""
         with self._engine.read() as snap:
             aged = _aged_topics(snap)
             dropped = next(iter(snap.scan(keys.DROPPED, keys.prefix_end(keys.DROPPED))), None)
@@ -192,14 +203,17 @@ class Housekeeper(Background):
         for topic in aged:
             self._aged.add(topic)
             self.request(topic)
-        if dropped is not None:  # a process that dropped it ended before all was cleared away
+        if dropped is not None:  # the process that dropped it ended before all rows were removed
             self.request_clearing()
-        if erasing is not None:  # as one that erased events of it
+        if erasing is not None:  # the same for a process that erased events of it
             self._resuming = True
             self._wake()
 
     def _retain(self, commit: Commit, topic: str) -> tuple[bool, bool]:
-        """Applies a topic's settings, a part at a time: whether space was freed, and whether there is more."""
+        """Applies a topic's settings, one part at a time.
+
+        Returns whether space was freed, and whether there is more to do.
+        """
         head = commit.head(topic)
         if head is None:
             self._aged.discard(topic)
@@ -219,28 +233,29 @@ class Housekeeper(Background):
         return False, False
 
     def _wants_newest_only(self, commit: Commit, topic: str) -> bool:
-        """Returns True if a topic that keeps the newest event of every key has enough others."""
+        """Returns True if a topic that keeps the newest event of every key has enough other events."""
         head = commit.head(topic)
         if head is None or not head.settings.by_key:
             return False
         state = load_state(commit.tx, head.topic_id, topic)
         live = head.latest - state.removed
         through, _ = held_back(commit, topic, head.latest, self.holds)
-        # As many new events as kept ones: each pass then costs no more than the appends that called for it.
+        # A pass waits for as many new events as there are kept events. So a pass costs no more than the appends before
+        # it.
         return through > state.compacted and (through - state.compacted) * 2 >= live
 
     def _nap(self) -> float | None:
-        """Returns the longest time to sleep; for ever when only commits of this process make work."""
+        """Returns the longest time to sleep; None when only commits of this process make work."""
         if not self._aged and not self._engine.shared:
             return None
         return RETENTION_SECONDS if isinstance(self._writer.clock, SystemClock) else 0.02
 
     def _check_aged(self) -> None:
-        """Looks again at topics with a `max_age`, whose events may be too old by now."""
+        """Checks again the topics with a `max_age`, whose events may be too old by now."""
         now = self._writer.clock.now_ms()
         if not 0 <= now - self._aged_checked_ms < RETENTION_SECONDS * 1000:
             self._aged_checked_ms = now
-            if self._engine.shared:  # another process may have given a topic its max_age, and have ended since
+            if self._engine.shared:  # another process may have set the topic's max_age and ended since
                 with self._engine.read() as snap:
                     self._aged.update(_aged_topics(snap))
             with self._lock:
@@ -265,7 +280,7 @@ class Housekeeper(Background):
 
 
 def _note(commit: Commit, topic: str, known: str, why: str, at: int) -> None:
-    """Writes a note in the place of the one that was looked at; one that has come since stays."""
+    """Replaces the note that the pass has read. A note that was written since remains."""
     head = commit.head(topic)
     if head is not None:
         state = load_state(commit.tx, head.topic_id, topic)
@@ -274,5 +289,5 @@ def _note(commit: Commit, topic: str, known: str, why: str, at: int) -> None:
 
 
 def _aged_topics(snap: Snapshot) -> list[str]:
-    """The names of the topics that have a max_age."""
+    """Returns the names of the topics that have a `max_age`."""
     return [keys.stored_name(key[1:]) for key, _ in snap.scan(keys.AGED, keys.prefix_end(keys.AGED))]

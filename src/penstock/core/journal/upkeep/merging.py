@@ -1,9 +1,9 @@
-"""Merging: small blocks at the end of a topic become large ones, in the background.
+"""Merging: small blocks at the end of a topic become large blocks, in the background.
 
-One commit makes one block, so that many small commits leave many small blocks. Enough small neighbours become one
-block: first the smallest blocks, and later the results, when there are enough of them. A merged block is compressed. A
-block of `MERGED_BYTES` or more, before compression, is left alone. The reading and joining happens beside the writer;
-only the exchange takes its turn, in a commit that need not be on disk (a lost merge loses nothing).
+One commit makes one block, so many small commits leave many small blocks. When there are enough small neighbours, they
+become one block: first the smallest blocks, later the results. A merged block is compressed. A block of `MERGED_BYTES`
+or more, before compression, is not merged. Blocks are read and joined beside the writer. Only the exchange is a commit,
+which need not be on disk (a lost merge loses no data).
 """
 
 from __future__ import annotations
@@ -25,14 +25,17 @@ _Row = tuple[bytes, bytes]
 
 
 def merge_tail(writer: Writer, topic: str, *, below: int, fan_in: int = MERGE_FAN_IN) -> int:
-    """Merges the trailing blocks smaller than `below` bytes if there are `fan_in` of them; returns how many were."""
+    """Merges the trailing blocks that are smaller than `below` bytes if there are at least `fan_in` of them.
+
+    Returns the number of merged blocks.
+    """
     noted = writer.catalog.reshaped
     tail: list[_Row] = []
     with writer.engine.read() as snap:
         record = load_record(snap, topic)
         if record is None:
             return 0
-        # What lies before a segment is not joined with what follows it.
+        # Blocks before a segment are not joined with blocks after it.
         begin = load_state(snap, record.topic_id, topic).in_files + 1
         stop = keys.block_range(record.topic_id)[1]
         for key, value in snap.scan(keys.block_key(record.topic_id, begin), stop, reverse=True):
@@ -55,7 +58,7 @@ def merge_tail(writer: Writer, topic: str, *, below: int, fan_in: int = MERGE_FA
 
 
 def _chunks(snap: Snapshot, run: list[_Row], topic: str) -> Iterator[tuple[list[_Row], list[Block]]]:
-    """Cuts a run where a merged block would grow past the usual size."""
+    """Divides a run of blocks at the points where a merged block would exceed the usual size."""
     chunk: list[_Row] = []
     blocks: list[Block] = []
     size = events = 0
@@ -83,7 +86,7 @@ def _put_joined(
     about: RangeRows | None,
     noted: int,
 ) -> bool:
-    """Puts a merged block in the place of its parts, unless they have changed since they were read."""
+    """Replaces the parts of a merged block by it, unless they have changed since they were read."""
     first, last = run[0][0], run[-1][0]
     if commit.catalog.reshaped != noted and list(commit.tx.scan(first, last + b"\0")) != run:
         return False

@@ -1,4 +1,4 @@
-"""Retention: a prefix of a topic's history is removed, on request or by the topic's settings."""
+"""Retention: the oldest part of a topic's history is removed, on request or by the topic's settings."""
 
 from __future__ import annotations
 
@@ -19,16 +19,22 @@ from penstock.core.journal.summaries import trim_hashes, trim_summaries
 from penstock.limits import RETENTION_BLOCKS, RETENTION_BYTES
 
 SEGMENT_EVENTS = 2_000_000
-"""Sealed events that one commit removes, about: a verified topic has a hash of each, and their files have many."""
+"""The approximate number of sealed events that one commit removes.
+
+A verified topic has a hash of each event, and the files have many events.
+"""
 
 
 _LOOKS_NOTED = 8
-"""The number of looks of one `max_age` that are noted while the clock is behind: it is kept to that part of itself."""
+"""The number of notes for one `max_age` while the clock is behind.
+
+Retention is exact to this fraction of the `max_age`.
+"""
 
 Trim = Callable[[Commit, str, int], None]
-"""Hears that a topic's history is about to be removed through a position, needed or not."""
+"""Called when a topic's history through a position is about to be removed, even if something needs that history."""
 Hold = Callable[[Commit, str], Iterable[tuple[str, int]]]
-"""Who still needs a topic's history and through which position they are done with it."""
+"""The holders that still need a topic's history, each with the position through which it needs nothing more."""
 
 
 class CompactReport(msgspec.Struct, frozen=True):
@@ -39,13 +45,16 @@ class CompactReport(msgspec.Struct, frozen=True):
     remaining: int = 0
     """Events still stored."""
     latest: int = 0
-    """The topic's highest position; compaction never lowers it."""
+    """The topic's highest position. Compaction never lowers it."""
     stopped_at: str | None = None
-    """The consumer whose cursor held compaction back."""
+    """The consumer whose cursor limited the compaction."""
 
 
 def cursor_holds(commit: Commit, topic: str) -> Iterable[tuple[str, int]]:
-    """Every named cursor holds what it has not passed; the slowest holds the most."""
+    """Returns a hold for every named cursor: a cursor holds the events that it has not passed.
+
+    The slowest cursor holds the most.
+    """
     slowest = slowest_cursor(commit, topic)
     return () if slowest is None else (slowest,)
 
@@ -53,7 +62,10 @@ def cursor_holds(commit: Commit, topic: str) -> Iterable[tuple[str, int]]:
 def compact_some(
     commit: Commit, topic: str, through: int, holds: Iterable[Hold], trims: Iterable[Trim] = ()
 ) -> tuple[CompactReport, bool]:
-    """Compacts as far towards `through` as one commit should, and says whether there is more; `trims` hear of it."""
+    """Compacts towards `through` as far as one commit should, and returns whether there is more to do.
+
+    `trims` are called before events are removed.
+    """
     step = one_step(commit, topic, through)
     for trim in trims:
         trim(commit, topic, step)
@@ -62,7 +74,7 @@ def compact_some(
 
 
 def compact(commit: Commit, topic: str, through: int, holds: Iterable[Hold]) -> CompactReport:
-    """Removes every event at or before `through`, or before the slowest holder."""
+    """Removes every event at or before `through`, or before the slowest holder's position."""
     head = commit.head(topic)
     if head is None:
         return CompactReport()
@@ -113,14 +125,17 @@ def one_step(commit: Commit, topic: str, through: int) -> int:
 
 
 def remove_blocks(commit: Commit, topic: str, topic_id: int, state: TopicState, through: int) -> int:
-    """Deletes whole blocks, and rewrites the one that `through` cuts; returns how many events are at or before it."""
+    """Deletes whole blocks, and rewrites the block that `through` divides.
+
+    Returns the number of events at or before `through`.
+    """
     view = TopicView.open(commit.tx, topic)
     assert view is not None
     removed = view.count_between(state.trimmed, through)
-    if through <= state.sealed:  # sealed files stay as they are: what is trimmed of them is left out when they are read
+    if through <= state.sealed:  # sealed files do not change: a read leaves out their trimmed events
         commit.reshape()
         return removed
-    # A block that begins right after the cut needs no look at the one before: damaged history can be removed too.
+    # If a block begins right after the cut, the block before is not read. So damaged history can be removed too.
     clean_cut = commit.tx.get(keys.block_key(topic_id, through + 1)) is not None
     in_file = next(load_segments(commit.tx, topic_id, through - 1, through), None) is not None
     boundary = None if clean_cut or in_file else view.block_holding(through)
@@ -134,7 +149,7 @@ def remove_blocks(commit: Commit, topic: str, topic_id: int, state: TopicState, 
 
 
 def retention_bound(commit: Commit, topic: str, settings: Settings, now_ms: int) -> int:
-    """Through which position a topic's settings want its history removed; whole blocks at a time. 0: nothing."""
+    """Returns the position through which a topic's settings want its history removed, in whole blocks; 0 for none."""
     view = TopicView.open(commit.tx, topic)
     if view is None:
         return 0
@@ -151,8 +166,10 @@ def retention_bound(commit: Commit, topic: str, settings: Settings, now_ms: int)
 
 
 def _seen_bound(commit: Commit, topic: str, age_ms: int) -> int:
-    """While the clock is behind a topic's recording time, which does not go back with it: through which position events
-    were there a `max_age` ago, as noted by earlier looks."""
+    """Returns the position of the last event that is at least a `max_age` old, according to notes from earlier checks.
+
+    The notes are used while the clock is behind the topic's recording time, which never goes back.
+    """
     now_ms, row, head = commit.now_ms, keys.aged_key(topic), commit.head(topic)
     noted = load_looks(commit.tx, topic)
     if head is None or head.recorded_ms <= now_ms:
@@ -170,7 +187,10 @@ def _seen_bound(commit: Commit, topic: str, age_ms: int) -> int:
 
 
 def _bytes_bound(view: TopicView, limit: int) -> int:
-    """The last position that does not fit when the newest blocks may take `limit` bytes; the newest always stays."""
+    """Returns the last position that does not fit when the newest blocks may take `limit` bytes.
+
+    The newest block always remains.
+    """
     total = 0
     for key, value in view.snap.scan(*keys.block_range(view.topic_id), reverse=True):
         newest = total == 0

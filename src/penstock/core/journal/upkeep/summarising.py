@@ -1,4 +1,4 @@
-"""Summaries: neighbouring rows become one row, and blocks without a summary, from an earlier version, get one."""
+"""Summaries: neighbouring rows are joined into one row, and blocks of earlier versions without a summary get one."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _Row = tuple[bytes, bytes]
 
 
 def join_summaries(writer: Writer, topic: str, *, fan_in: int) -> None:
-    """Puts the newest summaries, if there are `fan_in` rows that are not full, into rows of `SUMMARY_RANGES` each."""
+    """Joins the newest summaries into rows of `SUMMARY_RANGES` each, if there are `fan_in` rows that are not full."""
     rows: list[_Row] = []
     ranges: list[Summary] = []
     with writer.engine.read() as snap:
@@ -60,7 +60,10 @@ def fill_summaries(
     after: int = 0,
     hashed: bool = False,
 ) -> None:
-    """Makes the summaries of blocks after a position that have none, some at a time; `hashed`: their hashes, too."""
+    """Makes the missing summaries of blocks after a position, some at a time.
+
+    With `hashed`, it also makes their hashes.
+    """
     while not stopped():
         with writer.engine.read() as snap:
             view = TopicView.open(snap, topic)
@@ -75,7 +78,9 @@ def fill_summaries(
 
 
 def _unsummarised(view: TopicView, after: int, indexed: bool) -> tuple[dict[int, RangeRows], int]:
-    """The rows about some blocks after a position, by the first positions of these, and how far was looked."""
+    """Returns new rows about some blocks after a position, by the blocks' first positions, and the position that was
+    reached.
+    """
     made: dict[int, RangeRows] = {}
     for low, high in view.spans(after, keys.MAX_SEQ, EVERYTHING, occurred=(1, 0)):
         for block in view.hot_blocks(low, high, open_block):

@@ -1,4 +1,7 @@
-"""Thinning: single events go from stored blocks, which are read and rewritten beside the writer, some at a time."""
+"""Thinning: single events are removed from stored blocks.
+
+The blocks are read and rewritten beside the writer, some at a time.
+"""
 
 from __future__ import annotations
 
@@ -30,26 +33,29 @@ class BlockRow(NamedTuple):
 
 
 class ThinnedBlock(msgspec.Struct, frozen=True):
-    """A block as it is stored, and what is to lie in its place."""
+    """A stored block, and its replacement."""
 
     key: bytes
     value: bytes
     last: int
     removed: int
-    """The number of events go."""
+    """The number of events that are removed from the block."""
     first: int
-    """The position of the first event that stays; 0: none does."""
+    """The position of the first event that remains; 0 when none remains."""
     kept: bytes
 
 
 def stored_blocks(snap: Snapshot, topic_id: int, topic: str, start: int, stop: int) -> Iterator[BlockRow]:
-    """The stored blocks with events in start … stop, ascending; Corrupt when one is missing between them.
+    """Yields the stored blocks with events in start … stop, ascending.
 
-    What is rewritten here counts as compacted afterwards, and no check could tell a lost block from a removed one.
+    Raises Corrupt when a block is missing between them.
+
+    The check is needed here: a rewritten range counts as compacted afterwards, and no later check could tell a lost
+    block from a removed one.
     """
     record = load_record(snap, topic)
     if record is None or record.topic_id != topic_id:
-        return  # dropped since: its blocks are being cleared away, and none of them is lost
+        return  # dropped since: its blocks are being removed, and none is lost
     view = TopicView(snap, topic, record)
     yield from view.hot_blocks(max(start - 1, view.state().sealed), stop, _open_stored)
 
@@ -60,7 +66,7 @@ def _open_stored(snap: Snapshot, key: bytes, value: bytes, topic: str) -> BlockR
 
 
 def without(stored: BlockRow, kept: Sequence[int]) -> ThinnedBlock:
-    """A block of which only some rows stay."""
+    """Returns a block with only some of its rows."""
     key, value, block, *_ = stored
     first = block.seq(kept[0]) if kept else 0
     return ThinnedBlock(
@@ -69,12 +75,12 @@ def without(stored: BlockRow, kept: Sequence[int]) -> ThinnedBlock:
 
 
 def in_steps(blocks: Sequence[ThinnedBlock]) -> Iterator[list[ThinnedBlock]]:
-    """As many at a time as one commit should exchange."""
+    """Yields as many blocks at a time as one commit should exchange."""
     return in_parts(blocks, lambda block: stored_size(block.value), EXCHANGE_BYTES, RETENTION_BLOCKS)
 
 
 def exchange(commit: Commit, topic: str, topic_id: int, part: Sequence[ThinnedBlock]) -> bool:
-    """Puts thinned blocks in the place of what was stored; False when that has changed since it was read."""
+    """Replaces stored blocks by thinned blocks. Returns False when a stored block has changed since it was read."""
     head, tx = commit.head(topic), commit.tx
     if head is None or head.topic_id != topic_id or any(tx.get(one.key) != one.value for one in part):
         return False
@@ -87,6 +93,6 @@ def exchange(commit: Commit, topic: str, topic_id: int, part: Sequence[ThinnedBl
     head.newest = None
     state = load_state(tx, topic_id, topic)
     removed = state.removed + sum(one.removed for one in part)
-    compacted = max(state.compacted + 1, *(one.last for one in part))  # another number: saved states are void by it
+    compacted = max(state.compacted + 1, *(one.last for one in part))  # a new number makes saved states void
     save_with_end(tx, head, replace(state, removed=removed, compacted=compacted))
     return True

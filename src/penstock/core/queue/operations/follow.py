@@ -1,5 +1,5 @@
-"""What follows a call that has returned, in the commit that settles it: its outcome, the next call of its chain, or its
-part of a join.
+"""The effects of a returned call, in the commit that settles it: its outcome, the next call of its chain, or its part
+of a join.
 
     qj id           a join: how many calls it waits for, and what follows
     qj id number    the result of one of them, as JSON
@@ -29,13 +29,13 @@ _encode = msgspec.json.Encoder().encode
 
 
 class JoinRow(msgspec.Struct, array_like=True):
-    """Calls that were pushed together, and what follows when all of them have returned."""
+    """Calls that were pushed together, and the calls that follow when all of them have returned."""
 
     count: int
     left: int
     then: list[NextCall]
     headers: dict[str, str]
-    """Those of the call that follows."""
+    """The headers of the following call."""
     pushed_ms: int
     calls: list[str] = []
     """The ids of the calls, in their order."""
@@ -45,9 +45,9 @@ _read_join = keys.row_decoder(JoinRow)
 
 
 def settled(commit: Commit, queue: QueueState, message: MessageRow, given: StoredResult) -> None:
-    """A message was handled: pushes what follows it, or says what came of it."""
+    """Pushes the call that follows a handled message, or publishes the outcome."""
     event = queue.blocks.event(commit.tx, message.seq)
-    if event is None or DEAD_QUEUE in event.headers:  # what becomes of a letter where it lies is no outcome
+    if event is None or DEAD_QUEUE in event.headers:  # the fate of a dead letter in its queue is no outcome
         return
     if THEN not in event.headers:
         answer(commit, queue, message, given)
@@ -74,7 +74,7 @@ def _push(
     headers: dict[str, str],
     cause: Event | None,
 ) -> Receipt:
-    """Pushes a call; its queue is made where there is none, and never too full for it."""
+    """Pushes a call; makes its queue if necessary, and ignores the queue's size limit."""
     payload = _encode(TaskArguments([*results, *call.args], call.kwargs, then))
     columns = Columns([call.task], [payload])
     headers = {**headers, THEN: then[0].task} if then else headers
@@ -87,14 +87,14 @@ def _push(
     if call.priority or call.max_attempts is not None:
         options = DeliveryOptions(call.priority, max_attempts=call.max_attempts)
     target = queues.find(commit, call.queue) or queues.create(commit, call.queue, {})
-    note_replies(commit, target, [headers], moved=True)  # which a push that is forced leaves out
+    note_replies(commit, target, [headers], moved=True)  # a forced push leaves this check out
     (receipt,) = push(commit, target, as_batch(columns), options, forced=cause is not None, moved=cause is not None)
     return receipt
 
 
 # ── joins ────────────────────────────────────────────────────────────────────────────────────────────────────────────
 def gather(commit: Commit, queues: QueueCache, wanted: GatherRequest) -> list[Receipt]:
-    """Pushes calls together, and notes what follows when all of them have returned."""
+    """Pushes calls together, and notes the calls that follow when all of them have returned."""
     for one in (*wanted.calls, *wanted.then, *(later for call in wanted.calls for later in call.then)):
         check_name(one.queue, "queue")
         check_kind(one.task)
@@ -117,18 +117,18 @@ def gather(commit: Commit, queues: QueueCache, wanted: GatherRequest) -> list[Re
 
 
 def find_join(snap: Snapshot, id: str) -> JoinRow | None:
-    """A join whose calls have not all returned."""
+    """Returns a join whose calls have not all returned."""
     value = snap.get(keys.join_key(id))
     return None if value is None else _read_join(value, "of a join")
 
 
 def missing_calls(snap: Snapshot, id: str, row: JoinRow) -> list[str]:
-    """The ids of those calls of a join that have not returned."""
+    """Returns the ids of those calls of a join that have not returned."""
     return [one for number, one in enumerate(row.calls) if snap.get(keys.join_key(id, number)) is None]
 
 
 def _join(commit: Commit, queues: QueueCache, event: Event, given: StoredResult) -> None:
-    """Adds the result of a call to its join; the last one pushes the call that follows."""
+    """Adds the result of a call to its join; the last result pushes the following call."""
     id, _, place = event.headers[JOIN].partition("/")
     row = find_join(commit.tx, id)
     if row is None or not place.isascii() or not place.isdigit() or int(place) >= row.count:

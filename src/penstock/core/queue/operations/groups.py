@@ -1,4 +1,5 @@
-"""A queue's settings and groups: policy, pauses, what a new group begins with, what the last one leaves behind.
+"""A queue's settings and groups: policy, pauses, the messages of a new group, and the messages that the last group
+leaves.
 
 In work mode all consumers share one group (id 0). In fanout mode no consumer takes from this group. It keeps the
 messages that no other group wants: all messages as long as there is no other group, then the messages before the
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
 # ── policy and pauses ─────────────────────────────────────────────────────────────────────────────────────────────────
 def configure(commit: Commit, state: QueueState, changes: Mapping[str, object]) -> QueuePolicy:
     """Changes a queue's policy; returns the new one."""
-    window = commit.ensure(state.name).settings.dedup_window  # the topic may have been given another one
+    window = commit.ensure(state.name).settings.dedup_window  # the topic may have got another window
     old = msgspec.structs.replace(state.policy, dedup_window=window)
     new = msgspec.structs.replace(old, **changes)
     check_together(new, state.name)
@@ -63,12 +64,12 @@ class Pause(msgspec.Struct, frozen=True):
     """A pause that has not ended."""
 
     group: str | None
-    """None: of the whole queue."""
+    """The paused group; None for the whole queue."""
     since: datetime
 
 
 def pause(commit: Commit, queue: QueueState, group: str | None) -> bool:
-    """Stops handing messages out; False when that was so already."""
+    """Stops handing messages out; returns False when the queue or group was paused already."""
     record = queue.record
     if group is not None and group not in record.groups and (queue.fanout or group != "default"):
         known = ", ".join(sorted(record.groups)) or ("none yet" if queue.fanout else "default")
@@ -82,7 +83,7 @@ def pause(commit: Commit, queue: QueueState, group: str | None) -> bool:
 
 
 def resume(commit: Commit, queue: QueueState, group: str | None) -> bool:
-    """Ends a pause and wakes takes that wait; False when there was none."""
+    """Ends a pause and wakes waiting takes; returns False without a pause."""
     record, name = queue.record, WHOLE if group is None else group
     if name not in record.paused:
         return False
@@ -93,13 +94,13 @@ def resume(commit: Commit, queue: QueueState, group: str | None) -> bool:
 
 
 def pauses(record: QueueRecord) -> list[Pause]:
-    """The pauses of a queue, its own first, then the groups' by name."""
+    """Returns the pauses of a queue: first of the whole queue, then of groups by name."""
     return [Pause(name or None, from_ms(since)) for name, since in sorted(record.paused.items())]
 
 
 # ── groups ────────────────────────────────────────────────────────────────────────────────────────────────────────────
 def add_group(commit: Commit, state: QueueState, name: str, after: int | Literal["latest"]) -> None:
-    """Registers a group that gets what comes after a position, unless it is there already."""
+    """Registers a group that gets the messages after a position, unless the group exists."""
     if name in state.record.groups:
         return
     latest = commit.latest(state.name)
@@ -115,11 +116,11 @@ Range = tuple[int, int]
 
 
 class GroupImage(msgspec.Struct):
-    """A group's whole state but its leases, in memory: for the rare occasions when it is built anew."""
+    """A group's state without its leases, in memory: for the rare occasions when the group is built anew."""
 
     absorbed: int
     untouched: list[Range]
-    """From where to where, ascending; of a group without an end the last one goes on for ever."""
+    """The untouched ranges, ascending; the last range of a group without an end is unlimited."""
     messages: dict[int, MessageRow]
 
     def is_untouched(self, seq: int) -> bool:
@@ -133,7 +134,7 @@ class GroupImage(msgspec.Struct):
 
 
 def register_group(commit: Commit, queue: QueueState, name: str, after: int) -> Group:
-    """Registers a group that gets every unsettled message after a position; in work mode only its name."""
+    """Registers a group that gets every unsettled message after a position; in work mode registers only its name."""
     record = queue.record
     if record.next_group > MAX_GROUP:
         raise ConfigError(f"queue {queue.name!r} has had {MAX_GROUP} groups, which is all it can have")
@@ -147,7 +148,7 @@ def register_group(commit: Commit, queue: QueueState, name: str, after: int) -> 
     group = Group(queue, group_id, name, GroupRecord())
     queue.adopt(group)
     latest = commit.latest(queue.name)
-    if known and after >= latest and not shared.kept():  # it has nothing to do with what any other has
+    if known and after >= latest and not shared.kept():  # the new group shares no message with any other group
         group.record = GroupRecord(latest, latest)
         commit.touch(group)
         return group
@@ -158,14 +159,14 @@ def register_group(commit: Commit, queue: QueueState, name: str, after: int) -> 
     trimmed = queue.view(commit.tx).trimmed()
     begin = begin.part(after)
     _install(commit, group, GroupImage(begin.absorbed, begin.part(trimmed).untouched, begin.messages))
-    if kept is not None:  # what this one does not want stays with the shared group
+    if kept is not None:  # messages that this group does not want stay with the shared group
         until = min(shared.record.until, after) if others else after
         _install(commit, shared, kept.part(0, until), until)
     return group
 
 
 def remove_group(commit: Commit, queue: QueueState, name: str) -> bool:
-    """Removes a group. What the last one had not settled is kept for the next group that is added."""
+    """Removes a group. Unsettled messages of the last group are kept for the next group."""
     group_id = queue.record.groups.get(name)
     if group_id is None:
         return False
@@ -196,19 +197,22 @@ def group_for(commit: Commit, queue: QueueState, name: str) -> Group:
 
 # ── images ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 def image_of(commit: Commit, group: Group) -> GroupImage:
-    """A group as it is, without what it has handed out."""
-    follow_clock(commit, group)  # a group that gets its waits has none from later than now
+    """Returns the state of a group, without the messages that it has handed out."""
+    follow_clock(commit, group)  # no wait of the image begins later than now
     messages = {message.seq: message for message in group.parked(commit.tx)}
     for message in messages.values():
         if message.state == WAITING and message.key is not None and not message.attempts:
-            # It waits for a rate, which each group has of its own, unless a debounce holds it back for all.
+            # The message waits for a rate, which each group has of its own, unless a debounce holds it back for all
+            # groups.
             message.due = debounced_until(commit, group.queue, message.key, message.seq)
             message.state = WAITING if message.due > commit.now_ms else READY
     return GroupImage(group.record.absorbed, list(group.untouched(commit.tx, NEVER)), messages)
 
 
 def _for_newcomer(commit: Commit, groups: list[Group], kept: GroupImage | None) -> GroupImage:
-    """Collects what some group has not settled, as if it had not been tried yet, and what no group wanted."""
+    """Collects the messages that some group has not settled, as untried messages, and the messages that no group
+    wanted.
+    """
     images = [*(image_of(commit, group) for group in groups), *([] if kept is None else [kept])]
     ranges = _merged([one for image in images for one in image.untouched])
     together = GroupImage(min(image.absorbed for image in images), ranges, {})
@@ -231,7 +235,7 @@ def _urgency(message: MessageRow) -> tuple[int, int]:
 
 
 def _install(commit: Commit, group: Group, image: GroupImage, until: int = -1) -> None:
-    """Makes the rows of a group that has no leases say what an image says; `until`: where the group ends."""
+    """Writes an image into the rows of a group without leases; `until` is the end of the group."""
     commit.tx.delete_range(*keys.group_range(group.topic, group.group_id, group.queue.record.purges))
     commit.tx.delete_range(*keys.flow_of_group(group.topic, group.group_id))
     commit.touch(group)
@@ -242,7 +246,7 @@ def _install(commit: Commit, group: Group, image: GroupImage, until: int = -1) -
             group.mark_taken(commit, stop, end + 1)
     for message in sorted(image.messages.values(), key=lambda message: message.seq):
         state, message = message.state, msgspec.structs.replace(message, state=TAKEN, turn=0)
-        held_back = state == WAITING and not message.attempts  # by a debounce: it gets its turn when it is due
+        held_back = state == WAITING and not message.attempts  # held by a debounce: it gets its turn when it is due
         if state == FAILED or held_back:
             group.move(commit, message, state)
         else:
@@ -250,7 +254,7 @@ def _install(commit: Commit, group: Group, image: GroupImage, until: int = -1) -
 
 
 def _merged(ranges: list[Range]) -> list[Range]:
-    """Ranges in order, those together that overlap or touch."""
+    """Returns ranges in order, with overlapping or touching ranges joined."""
     merged: list[Range] = []
     for start, end in sorted(ranges):
         if merged and start <= merged[-1][1] + 1:
@@ -262,18 +266,20 @@ def _merged(ranges: list[Range]) -> list[Range]:
 
 # ── a clock that was set back ─────────────────────────────────────────────────────────────────────────────────────────
 TOLERATED_MS = 1000
-"""A clock that went back by less makes things last longer by that much: looking at all of them costs more."""
+"""The milliseconds that a clock may go back without an adjustment: deadlines then last longer by this time, because
+adjusting all of them costs more.
+"""
 
 
 def follow_clock(commit: Commit, group: Group) -> None:
-    """Sets a group's deadlines, due times and limits back with a clock that went back."""
+    """Moves a group's deadlines, due times and limits back when the clock went back."""
     record, now = group.record, commit.now_ms
     commit.touch(group)
     record.seen_ms = now
     group.set_leases_back(commit)
     group.set_waits_back(commit)
     _set_limits_back(commit, group, now)
-    commit.touched.setdefault(group.queue.name, 0)  # takes that wait for a later time must look again
+    commit.touched.setdefault(group.queue.name, 0)  # takes that wait for a later time must try again
 
 
 def _set_limits_back(commit: Commit, group: Group, now: int) -> None:
@@ -286,5 +292,5 @@ def _set_limits_back(commit: Commit, group: Group, now: int) -> None:
         tx.put(row, keys.encode(window))
     if queue.policy.breaker is not None:
         breaker = load_breaker(tx, group)
-        breaker.failures.set_back(now)  # of one that is open, `Limiter.room` shortens the pause
+        breaker.failures.set_back(now)  # `Limiter.room` shortens the pause of an open breaker
         save_breaker(commit, group, breaker)

@@ -1,10 +1,10 @@
-"""Notes of a call beside its message: the results of its steps, which outlive attempts, and how far it is.
+"""Notes of a call beside its message: the results of its steps, which outlive attempts, and its progress.
 
     qg t g e seq name   what a step returned, as JSON
     qg t g o seq        the progress of the attempt under way, and its step
 
-A note is written under the message's lease: a consumer that has lost it writes none. Notes go when the message is
-settled; the results of steps go with a message to the dead letters, back, and to other queues.
+A note is written under the message's lease, so a consumer without the lease writes no note. Notes are removed when the
+message is settled. The results of steps move with a message to the dead letters, back, and to other queues.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _read_progress = keys.row_decoder(ProgressRow)
 
 # ── steps ────────────────────────────────────────────────────────────────────────────────────────────────────────────
 def read_steps(snap: Snapshot, group: Group, seq: int) -> dict[str, bytes]:
-    """What the steps of a message returned so far, as JSON, by name."""
+    """Returns the results of a message's steps so far, as JSON, by name."""
     if not group.queue.traits.notes:
         return {}
     begin = len(group.row(keys.STEP, seq))
@@ -52,7 +52,7 @@ def read_steps(snap: Snapshot, group: Group, seq: int) -> dict[str, bytes]:
 
 
 def store_step(commit: Commit, held: HeldMessage[Group], name: str, result: bytes) -> None:
-    """Keeps what a step returned; the step is under way no more."""
+    """Stores the result of a step; the step is no longer under way."""
     put_steps(commit, held.group, held.seq, {name: result})
     key = held.group.row(keys.PROGRESS, held.seq)
     value = commit.tx.get(key)
@@ -77,7 +77,7 @@ def _note_notes(commit: Commit, queue: QueueState) -> None:
 
 
 def carry_steps(commit: Commit, groups: Iterable[Group], event: Event, target: QueueState, seq: int) -> None:
-    """Takes the results of a message's steps along to its copy in another queue."""
+    """Copies the results of a message's steps to its copy in another queue."""
     for group in groups:
         steps = read_steps(commit.tx, group, event.seq)
         if steps and (there := _group_of(commit, target, event)) is not None:
@@ -85,7 +85,7 @@ def carry_steps(commit: Commit, groups: Iterable[Group], event: Event, target: Q
 
 
 def _group_of(commit: Commit, target: QueueState, event: Event) -> Group | None:
-    """The group that a message comes to: in fanout mode the one that its headers name."""
+    """Returns the group that receives a message: in fanout mode the group in its headers."""
     if not target.fanout:
         return target.group(commit.tx, WORK)
     name = event.headers.get(GROUP, "")
@@ -95,7 +95,7 @@ def _group_of(commit: Commit, target: QueueState, event: Event) -> Group | None:
 
 # ── progress ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 def check_progress(share: float, text: str | None, step: str | None = None) -> None:
-    """Refuses what is no progress."""
+    """Refuses an invalid progress."""
     if isinstance(share, bool) or not isinstance(share, int | float) or not 0 <= share <= 1:
         raise ConfigError(f"progress is a share from 0 to 1, not {share!r:.40}")
     if text is not None:
@@ -107,14 +107,14 @@ def check_progress(share: float, text: str | None, step: str | None = None) -> N
 def note_progress(
     commit: Commit, held: HeldMessage[Group], share: float, text: str | None, step: str | None = None
 ) -> None:
-    """Keeps the progress that a message's handler reports, and the step that it is in."""
+    """Stores the progress that a message's handler reports, and its current step."""
     _note_notes(commit, held.group.queue)
     row = ProgressRow(float(share), text, commit.now_ms, step, held.lease.secret)
     commit.tx.put(held.group.row(keys.PROGRESS, held.seq), keys.encode(row))
 
 
 def read_progress(snap: Snapshot, group: Group, seq: int, secret: bytes | None = None) -> TaskProgress | None:
-    """Returns the progress that a message's handler reported last; under a lease, that of its attempt alone."""
+    """Returns the last reported progress of a message; for a leased message, only of the current attempt."""
     value = snap.get(group.row(keys.PROGRESS, seq)) if group.queue.traits.notes else None
     if value is None:
         return None

@@ -1,4 +1,4 @@
-"""Pushing: the event, and, only for messages that ask for it, a row that says when and how to deliver it."""
+"""Pushing: writes the event and, only for messages with options, a row with their time and manner of delivery."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ from penstock.errors import ConfigError, QueueFull
 
 # ── how a message wants to be delivered ──────────────────────────────────────────────────────────────────────────────
 class DeliveryOptions(msgspec.Struct):
-    """The delivery of a message (or of every message of a batch), where it is not the usual delivery."""
+    """The options of delivery of a message (or of every message of a batch), where they are not the defaults."""
 
     priority: int = 0
     due: int = 0
     max_attempts: int | None = None
     since: int = 0
-    """The time when the delay began that ends when it is due; 0: a moment was named."""
+    """The time when the delay began; 0 when the caller named a moment."""
 
 
 def read_delivery_options(clock: Clock, options: PushOptions, key: str | None) -> DeliveryOptions | None:
-    """A push's options, checked; None when they ask for nothing special. `key`: one that a message has."""
+    """Returns the checked options of a push; None for the defaults. `key` is a message's own key."""
     priority, max_attempts = options.priority, options.max_attempts
     delay, not_before = options.delay, options.not_before
     if priority == "front":
@@ -82,19 +82,20 @@ def drafts_of(items: Iterable[object], options: PushOptions) -> list[Draft]:
 
 
 def one_draft(payload: object, options: PushOptions) -> Draft:
-    """Returns the draft that a push of one payload appends; one of a declared event type stands in the kind's place."""
+    """Returns the draft that a push of one payload appends; a payload of a declared event type brings its kind."""
     event = (payload, None) if brings_kind(payload, options.kind) else (options.kind, payload)
     return Draft(*event, **draft_fields(options))
 
 
 def draft_fields(options: PushOptions) -> dict[str, Any]:
-    """The part of a push that goes into the event itself."""
-    cause = options.cause.event if isinstance(options.cause, Delivery) else options.cause  # it stands for its message
+    """Returns the part of a push that goes into the event itself."""
+    # the key stands for its message
+    cause = options.cause.event if isinstance(options.cause, Delivery) else options.cause
     return {"key": options.key, "dedup": options.dedup, "headers": options.headers, "cause": cause}
 
 
 def check_rank(queue: QueueState, priority: int) -> None:
-    """ConfigError when a queue does not know a priority."""
+    """Raises ConfigError for a priority that a queue does not have."""
     if priority == keys.FRONT:
         if queue.policy.fair_by is not None:
             raise ConfigError(f"queue {queue.name!r} gives all their turn (fair_by): it has no front to push to")
@@ -115,8 +116,11 @@ def push(
     forced: bool = False,
     moved: bool = False,
 ) -> list[Receipt]:
-    """Appends a batch of messages, with options for all or for `each`; `forced` for those that must not be lost: dead
-    letters fit always. `moved`: they were pushed before, and none takes another one's place."""
+    """Appends a batch of messages, with options for all or for `each`.
+
+    `forced` ignores size limits, for messages that must not be lost, such as dead letters. `moved` messages were pushed
+    before and replace no other message.
+    """
     policy = queue.record.policy
     unique = None if forced or moved or batch.columns.headers is None else _unique_of(batch.columns.headers)
     if unique is not None and (waiting := _waiting_twin(commit, queue, unique)) is not None:
@@ -170,7 +174,7 @@ def push(
 
 # ── unique while waiting ──────────────────────────────────────────────────────────────────────────────────────────────
 def _unique_of(headers: Sequence[Mapping[str, str] | None]) -> str | None:
-    """What a message is not to wait twice under; None: it may."""
+    """Returns the text under which only one message may wait; None without this limit."""
     given = [one[UNIQUE] for one in headers if one and UNIQUE in one]
     if given and len(headers) > 1:
         raise ConfigError("messages that are unique while they wait are pushed one by one")
@@ -178,7 +182,7 @@ def _unique_of(headers: Sequence[Mapping[str, str] | None]) -> str | None:
 
 
 def _waiting_twin(commit: Commit, queue: QueueState, unique: str) -> Receipt | None:
-    """The message that waits under the same text: no consumer has it, and it was not given up."""
+    """Returns the waiting message with the same text, which no consumer has and which was not given up."""
     value = commit.tx.get(_unique_key(queue, unique))
     passed = None if value is None else _read_passed(value, queue.name)
     if passed is None or not _is_unsettled(commit, queue, passed.seq):
@@ -195,7 +199,7 @@ def _unique_key(queue: QueueState, unique: str) -> bytes:
 
 
 def _debounce(commit: Commit, queue: QueueState, receipts: list[Receipt], keys_given: list[str | None]) -> None:
-    """Holds messages with a key back; each replaces the one of its key that is held back."""
+    """Holds messages with a key back; each message replaces the held message of its key."""
     policy, now = queue.record.policy, commit.now_ms
     assert policy.debounce is not None
     for receipt, key in zip(receipts, keys_given, strict=True):
@@ -233,7 +237,7 @@ def _grant_each(
 def _count_fresh(commit: Commit, queue: QueueState, batch: PreparedBatch) -> int:
     fresh = len(batch.columns.kinds)
     if batch.dedups is not None:
-        # Repeating a push that went through must say so, also when the queue is full by now.
+        # A repeated push must return the accepted receipt, even when the queue is full by now.
         known, repeats = find_duplicates(commit, queue.name, batch.dedups)
         fresh -= len(known) + len(repeats)
     return fresh
@@ -246,7 +250,7 @@ def refuse_keys(queue: QueueState) -> None:
 
 
 def refuse_overflow(commit: Commit, queue: QueueState, fresh: int, max_size: int) -> None:
-    """Raises QueueFull when a queue has no room for so many more messages."""
+    """Raises QueueFull when a queue has no room for so many further messages."""
     latest = commit.latest(queue.name)
     if not fresh or queue.count_unsettled(commit.tx, latest, 0) + fresh <= max_size:
         return
@@ -265,7 +269,7 @@ def _write_options(
     fresh = [receipt.seq for receipt in receipts if not receipt.duplicate]
     if not fresh:
         return
-    since, due = set_back(options.since, options.due, commit.now_ms)  # of a message that was moved
+    since, due = set_back(options.since, options.due, commit.now_ms)  # a key of a moved message
     due = due if due > commit.now_ms else 0
     if options.priority or due:
         if queue.fanout:
@@ -297,7 +301,7 @@ def as_batch(columns: Columns) -> PreparedBatch:
 def give_turns(
     commit: Commit, queue: QueueState, receipts: list[Receipt], columns: Columns, rows: Iterable[int], fair_by: str
 ) -> None:
-    """Sorts new messages into lanes, for every group that has sorted in all that lie before them."""
+    """Sorts new messages into lanes, for every group that has sorted in all earlier messages."""
     fresh = [row for row in rows if not receipts[row].duplicate]
     for group in queue.delivering(commit.tx):
         for row in fresh:
@@ -312,7 +316,7 @@ def give_turns(
 
 # ── throttle and debounce ─────────────────────────────────────────────────────────────────────────────────────────────
 class LastPassed(msgspec.Struct, array_like=True):
-    """The push of a key that a throttle let through last."""
+    """The last push of a key that a throttle accepted."""
 
     seq: int
     id: bytes
@@ -320,12 +324,12 @@ class LastPassed(msgspec.Struct, array_like=True):
 
 
 class Debounced(msgspec.Struct, array_like=True):
-    """The newest push of a key, held back."""
+    """The newest push of a key, which is held back."""
 
     seq: int
     due: int
     first: int
-    """The time when the first push came that this one stands for."""
+    """The time of the first push that this push replaces."""
 
 
 _read_passed = keys.row_decoder(LastPassed)
@@ -333,7 +337,7 @@ _read_debounced = keys.row_decoder(Debounced)
 
 
 class Throttle:
-    """Leaves out those messages of a batch whose key had one within the window."""
+    """A throttle that drops messages of a batch whose key had a message within the window."""
 
     __slots__ = ("_commit", "_dedups", "_keys", "_originals", "_queue", "_repeats", "batch", "kept")
 
@@ -343,13 +347,13 @@ class Throttle:
         self._keys = batch.columns.key or []
         self._dedups = batch.dedups
         self.kept: list[int] = []
-        """The rows of the batch that go through."""
+        """The rows of the batch that are accepted."""
         self._originals: dict[int, Receipt] = {}
         self._repeats: dict[int, int] = {}
         first: dict[str, int] = {}
         known = {} if batch.dedups is None else find_duplicates(commit, queue.name, batch.dedups)[0]
         for row, key in enumerate(self._keys):
-            if row in known:  # the append says which message it repeats
+            if row in known:  # the append finds the repeated message
                 self.kept.append(row)
                 continue
             passed = None if key is None else _last_passed(commit, queue, key)
@@ -375,8 +379,9 @@ class Throttle:
             self.batch = batch.pick(self.kept)
 
     def receipts(self, made: list[Receipt]) -> list[Receipt]:
-        """Returns a receipt for every message of the whole batch; those left out have the receipt of the one that went
-        through."""
+        """Returns a receipt for every message of the batch; a dropped message has the receipt of the accepted
+        message.
+        """
         found = dict(self._originals)
         for row, receipt in zip(self.kept, made, strict=True):
             found[row] = receipt
@@ -388,13 +393,13 @@ class Throttle:
             found[row] = msgspec.structs.replace(found[original], duplicate=True)
         for row in (*self._originals, *self._repeats):
             dedup = None if self._dedups is None else self._dedups[row]
-            if dedup is not None:  # the same push again has the same receipt, also when the window is over
+            if dedup is not None:  # a repeated push has the same receipt, even after the window
                 remember_dedup(self._commit, self._queue.name, dedup, found[row])
         return [found[row] for row in range(len(self._keys))]
 
 
 def count_replaced(commit: Commit, queue: QueueState, batch: PreparedBatch) -> int:
-    """Counts the messages that a batch will replace, those of the batch itself included."""
+    """Returns the number of messages that a batch will replace, including messages of the batch itself."""
     known, repeats = find_duplicates(commit, queue.name, batch.dedups or ())
     fresh = (key for row, key in enumerate(batch.columns.key or []) if row not in known and row not in repeats)
     given = [key for key in fresh if key is not None]
@@ -407,7 +412,7 @@ def count_replaced(commit: Commit, queue: QueueState, batch: PreparedBatch) -> i
 
 
 def debounced_until(commit: Commit, queue: QueueState, key: str, seq: int) -> int:
-    """Until when a debounce holds a message back; 0: none does."""
+    """Returns the time until which a debounce holds a message back; 0 for no debounce."""
     held = _held_back(commit, queue, key)
     return held.due if held is not None and held.seq == seq else 0
 
@@ -440,11 +445,11 @@ def _held_back(commit: Commit, queue: QueueState, key: str) -> Debounced | None:
 
 # ── what flow control remembers ──────────────────────────────────────────────────────────────────────────────────────
 FORGET_STEP = 1024
-"""Rows of keys that one commit looks at to forget those that do not count any more."""
+"""The rows of keys that one commit checks to remove expired rows."""
 
 
 def forget_flow(commit: Commit, queue: QueueState, after: bytes) -> bytes:
-    """Removes some rows of keys, of any group, that do not count any more; returns where the next call goes on."""
+    """Removes some expired rows of keys, of any group; returns where the next call continues."""
     low, high = keys.flow_of_queue(queue.topic)
     rows = list(islice(commit.tx.scan(max(low, after), high), FORGET_STEP))
     for key, value in rows:
@@ -454,8 +459,9 @@ def forget_flow(commit: Commit, queue: QueueState, after: bytes) -> bytes:
 
 
 def _is_over(commit: Commit, queue: QueueState, tag: bytes, value: bytes) -> bool:
-    """Returns True if a key's rate, throttle or debounce would be the same without its row, or its message waits no
-    more."""
+    """Returns True if a key's rate, throttle or debounce would be the same without its row, or its message no longer
+    waits.
+    """
     now = commit.now_ms
     if tag == b"w":
         return not _is_unsettled(commit, queue, _read_passed(value, queue.name).seq)

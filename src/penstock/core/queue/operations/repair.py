@@ -64,7 +64,7 @@ if TYPE_CHECKING:
 
 # ── claim ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 def claim(queue: LocalQueue, wanted: TakeRequest, idle_ms: int) -> list[Delivery]:
-    queue.change(group_for, wanted.group)  # so that it is there, and its times follow the clock
+    queue.change(group_for, wanted.group)  # so that the group exists, and its times follow the clock
     chosen, left = [], wanted.limit
     with open_view(queue) as view:
         for held in view.leased(wanted.group):
@@ -106,7 +106,7 @@ def _claim(
 
 # ── discarding ─────────────────────────────────────────────────────────────────────────────────────────────────────
 def still_free(commit: Commit, state: QueueState, seqs: list[int]) -> list[int]:
-    """Keeps of some positions those whose messages are neither settled nor failed nor in flight."""
+    """Returns the positions whose messages are neither settled nor failed nor in flight."""
     end_lapsed(commit, state, seqs)
     latest = state.latest(commit)
     return [seq for seq in dict.fromkeys(seqs) if seq <= latest and state.is_free(commit.tx, seq)]
@@ -121,7 +121,7 @@ def discard_many(queue: LocalQueue, seqs: list[int]) -> int:
         for seq in dict.fromkeys(seqs):
             found = state.find_free(commit.tx, seq) if 0 < seq <= latest else []
             if found:
-                # What has outlived its ttl is gone already, for every count.
+                # A message past its ttl is already gone for every count.
                 gone += seq > overdue or any(message.state == FAILED for _, message in found)
                 answer_taken(commit, state, [seq], DISCARDED)
                 for group, message in found:
@@ -136,7 +136,7 @@ def discard_many(queue: LocalQueue, seqs: list[int]) -> int:
 
 # ── emptying ───────────────────────────────────────────────────────────────────────────────────────────────────────
 def purge(queue: LocalQueue) -> int:
-    with open_view(queue) as view:  # of many groups the messages are counted here, where no writer waits
+    with open_view(queue) as view:  # the messages of many groups are counted here, where no writer waits
         count = _count(view) if view.state.fanout else None
     count = queue.core.writer.run(WriteRequest(purge_in, 0, (queue, count)))
     if count:
@@ -146,8 +146,10 @@ def purge(queue: LocalQueue) -> int:
 
 
 def purge_in(commit: Commit, queue: LocalQueue, count: int | None = None) -> int:
-    """Removes everything inside a commit; `count`: how much that is, where it is known. Rows of messages are cleared
-    in passing: from now on no group knows of them."""
+    """Removes all messages inside a commit; `count` is their number, if known.
+
+    Their rows are cleared later in the background, because from now on no group uses them.
+    """
     state = queue.cache.state(commit, queue.name)
     commit.flush()
     latest = commit.latest(queue.name)
@@ -173,7 +175,7 @@ def purge_in(commit: Commit, queue: LocalQueue, count: int | None = None) -> int
 
 
 def _count(view: View) -> int:
-    """Messages that some group has not settled, failed ones included."""
+    """Returns the number of messages that some group has not settled, including failed messages."""
     groups = view.state.all_groups(view.snap)
     if len(groups) == 1:
         left = groups[0].unsettled(view.latest) - groups[0].overdue(view.snap, view.overdue)
@@ -183,7 +185,7 @@ def _count(view: View) -> int:
 
 
 def drop(queue: LocalQueue) -> int:
-    """Empties a queue, a little at a time, and then removes it with what came meanwhile."""
+    """Empties a queue in small steps, and then removes it with messages that arrived meanwhile."""
     purged = purge(queue)
     queue.registry.upkeep.remove_settled(queue.name)
 
@@ -194,7 +196,7 @@ def drop(queue: LocalQueue) -> int:
         commit.tx.delete_range(*keys.groups_range(state.topic))
         commit.tx.delete_range(*keys.shared_range(state.topic))
         commit.tx.delete_range(*keys.flow_of_queue(state.topic))
-        # Cursors may keep the topic's history: what was here is not delivered again if the queue is made anew.
+        # Cursors may keep the topic's history: old messages are not delivered again if the queue is made anew.
         left = keys.pack_dropped(commit.latest(queue.name), state.record.over_log)
         commit.tx.put(keys.dropped_key(state.topic), left)
         commit.tx.delete(keys.queue_key(queue.name))
@@ -236,7 +238,7 @@ def _make_ready(commit: Commit, group: Group, seq: int) -> bool:
 
 
 def _sort_in_all(commit: Commit, group: Group, latest: int) -> None:
-    """Gives every message that waits, or did, a row: of a key's messages, older ones go before one that runs now."""
+    """Gives every waiting message a row: older messages of a key go before a message that runs now."""
     queue = group.queue
     while wake_due(commit, group, STEP):
         pass
@@ -246,17 +248,19 @@ def _sort_in_all(commit: Commit, group: Group, latest: int) -> None:
 
 # ── moving ────────────────────────────────────────────────────────────────────────────────────────────────────────────
 MOVE_STEP = 1024
-"""Messages that one commit of a move or a redrive takes at most."""
+"""The most messages in one commit of a move or a redrive."""
 PACE = 0.2
-"""Seconds between two steps of a redrive that has a rate."""
+"""The seconds between two steps of a redrive with a rate."""
 Where = Callable[[Event], bool]
 Step = Callable[[Commit, list[int]], int]
 Revived = Callable[[Mapping[str, str]], dict[str, str]]
 
 
 def _run(queue: LocalQueue, wanted: Mapping[str, int], steps: Iterable[tuple[Step, list[int]]]) -> int:
-    """Runs steps that move messages, some at a time, each time in a commit; refuses them all when there is no room for
-    what is `wanted`, by the names of the queues that get it."""
+    """Runs steps that move messages, some at a time, each step in a commit.
+
+    Refuses all of them when a target queue has no room for the `wanted` number of messages.
+    """
     parts = [(step, seqs[at : at + MOVE_STEP]) for step, seqs in steps for at in range(0, len(seqs), MOVE_STEP)]
     if len(parts) > 1:
         queue.core.writer.run(WriteRequest(lambda commit: _refuse_overflow(commit, queue, wanted)))
@@ -274,8 +278,11 @@ def _run(queue: LocalQueue, wanted: Mapping[str, int], steps: Iterable[tuple[Ste
 def send_at_rate(
     send: Callable[[int], int], count: int, rate: float, stopping: Callable[[], bool] = lambda: False
 ) -> int:
-    """Has so many messages sent, `rate` a second: `send` is told how many it may, and says how many it did. What was
-    sent and fails again lies behind those that still wait, so that `count` ends it."""
+    """Sends `count` messages at `rate` a second.
+
+    `send` gets the number that it may send, and returns the number that it sent. A message that fails again goes behind
+    the waiting messages, so `count` ends the loop.
+    """
     begun, sent = time.monotonic(), 0
     while sent < count and not stopping():
         due = min(count - sent, int((time.monotonic() - begun) * rate) + 1 - sent)
@@ -298,15 +305,17 @@ class LettersLeft(msgspec.Struct, frozen=True):
     """Messages that a redrive could not send back."""
 
     queue: str
-    """The queue they come from."""
+    """The queue that the messages come from."""
     group: str | None
-    """The group that gave them up, where that is why."""
+    """The group that gave the messages up, if this is the reason."""
     count: int
     reason: str
 
 
 class Redriven(int):
-    """The number of messages a redrive sent back; `left` says which could not go, and why."""
+    """The number of messages that a redrive sent back; `left` lists messages that could not be sent, with the
+    reason.
+    """
 
     left: tuple[LettersLeft, ...]
 
@@ -328,7 +337,7 @@ def redrive(
 def redrive_in(
     commit: Commit, queue: LocalQueue, to: LocalQueue | None, limit: int | None, where: Where | None
 ) -> Redriven:
-    """Does the same inside a commit that has written everything so far."""
+    """Does its work inside a commit that has written all earlier changes."""
     chosen = _Redrive(_within(commit), queue, to, limit, where)
     return Redriven(sum([step(commit, seqs) for step, seqs in chosen.steps]), chosen.report())
 
@@ -337,7 +346,7 @@ Viewing = Callable[["LocalQueue"], AbstractContextManager[View]]
 
 
 def _within(commit: Commit) -> Viewing:
-    """Shows queues as a commit under way has them."""
+    """Returns views of queues inside a commit under way."""
 
     def view(queue: LocalQueue) -> AbstractContextManager[View]:
         state = queue.cache.state(commit, queue.name)
@@ -348,7 +357,7 @@ def _within(commit: Commit) -> Viewing:
 
 
 class _Redrive:
-    """The messages a redrive takes, and those that cannot go."""
+    """The messages that a redrive takes, and the messages that cannot be sent."""
 
     def __init__(
         self, viewing: Viewing, queue: LocalQueue, to: LocalQueue | None, limit: int | None, where: Where | None
@@ -361,7 +370,7 @@ class _Redrive:
         self.count = 0
         self.steps: list[tuple[Step, list[int]]] = []
         self.wanted: Counter[str] = Counter()
-        """Messages by the queue they go to."""
+        """The number of messages by target queue."""
         with viewing(queue) as view:
             dead_letters = view.state.policy.dead_letter
             has_letters = dead_letters is not None and view.state.cache.load(view.snap, dead_letters) is not None
@@ -371,8 +380,7 @@ class _Redrive:
             self._choose(queue.registry.handle(dead_letters), _send_back, limit, of=queue.name)
 
     def _choose(self, source: LocalQueue, step: Callable[..., int], limit: int | None, of: str | None = None) -> None:
-        """Picks messages that a queue keeps as failed; or dead letters in it, of one queue or of all, that are not in
-        flight."""
+        """Picks failed messages of a queue; or its dead letters, of one origin or all, that are not in flight."""
         letters = step is _send_back
         with self._viewing(source) as view:
 
@@ -383,7 +391,7 @@ class _Redrive:
 
             if self._where is None:
                 events = view.letters(of) if letters else view.events(view.walk("failed"))
-            else:  # which may ask why they were given up
+            else:  # `where` may ask why they were given up
                 found = map(letter, view.letters(of)) if letters else view.failures()
                 events = (GivenUpEvent.of(one.event, one) for one in found)
             events = unique(filter(goes, events))
@@ -395,7 +403,7 @@ class _Redrive:
     def _can_go(self, view: View, event: Event, is_letter: bool) -> bool:
         name = (origin(event) or "") if is_letter else view.state.name
         to, refusal = name if self._to is None else self._to.name, None
-        if is_letter or self._to is not None:  # what has failed stays in its queue, unless it is sent elsewhere
+        if is_letter or self._to is not None:  # a failed message stays in its queue, unless it is sent to another queue
             if to not in self._known:
                 self._known[to] = view.state.cache.load(view.snap, to)
             refusal = _refusal(self._known[to], to, event, None if self._to else event.headers.get(GROUP))
@@ -410,15 +418,17 @@ class _Redrive:
 
 
 class _Refusal(NamedTuple):
-    """Why a message cannot go to a queue; `group`: the one it would go to, where that is why."""
+    """The reason why a message cannot be sent to a queue; `group` is the target group, if it is the reason."""
 
     reason: str
     group: str | None = None
 
 
 def _refusal(target: QueueState | None, to: str, event: Event, group: str | None) -> _Refusal | None:
-    """Says why a message cannot go to a queue; None: it can. In fanout mode a letter goes back only to the group that
-    gave it up."""
+    """Returns why a message cannot be sent to a queue; None if it can.
+
+    In fanout mode a letter goes back only to the group that gave it up.
+    """
     if target is None:
         return _Refusal(f"there is no queue {to!r} any more: redrive them with to=")
     if group is not None and target.fanout and group not in target.record.groups:
@@ -431,7 +441,7 @@ def _refusal(target: QueueState | None, to: str, event: Event, group: str | None
 
 
 def unique(events: Iterator[Event]) -> Iterator[Event]:
-    """Events in order of position, each once, though several groups have given it up."""
+    """Yields events in order of position, each event once, even if several groups have given it up."""
     previous = 0
     for event in events:
         if event.seq != previous:
@@ -479,7 +489,7 @@ def _send_back(commit: Commit, seqs: list[int], source: LocalQueue, to: LocalQue
         name = None if event is None else to.name if to is not None else origin(event)
         if event is not None and name is not None:
             group = event.headers.get(GROUP) if to is None else None
-            # Its queue or group may have gone, or changed, while we chose.
+            # The queue or group may have been dropped, or changed, since the choice.
             if _refusal(state.cache.find(commit, name), name, event, group) is None:
                 targets.setdefault(name, {})[seq] = group
     count = 0
@@ -495,10 +505,10 @@ def _send_back(commit: Commit, seqs: list[int], source: LocalQueue, to: LocalQue
 
 
 def _settle_for_others(commit: Commit, target: QueueState, waiting: list[str], receipt: Receipt) -> None:
-    """Settles a message for the groups of a fanout queue that do not wait for it, if any does: they had it already."""
+    """Settles a message for the groups of a fanout queue that do not wait for it: they had the message already."""
     for other in target.delivering(commit.tx) if target.fanout and waiting else ():
         if other.name not in waiting:
-            # Sorted in already where lanes take turns.
+            # Already sorted in where lanes take turns.
             other.discard(commit, receipt.seq, Change("discarded", "another group's"))
 
 
@@ -524,7 +534,7 @@ def move(queue: LocalQueue, to: LocalQueue, limit: int | None, where: Where | No
 
 
 def move_in(commit: Commit, queue: LocalQueue, to: str, limit: int | None, where: Where | None) -> int:
-    """Does the same inside a commit that has written everything so far."""
+    """Does its work inside a commit that has written all earlier changes."""
     with _within(commit)(queue) as view:
         return _move(commit, view.state, _choose(view.available(), limit, where), to)
 
@@ -539,8 +549,10 @@ def _move(commit: Commit, state: QueueState, chosen: list[int], to: str) -> int:
 
 # ── edit ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 def replace(queue: LocalQueue, to: LocalQueue, event: Event, payload: object) -> Receipt | None:
-    """Puts another payload into the place of a message that is not in flight, or sends a dead letter back with it;
-    None when the message is gone. In fanout mode the groups that are done with the message do not get it again."""
+    """Replaces the payload of a message that is not in flight, or sends a dead letter back with a new payload.
+
+    Returns None when the message is gone. In fanout mode, groups that have settled the message do not get it again.
+    """
     options = PushOptions(
         event.kind, event.key, headers=original_headers(keep_reply(event.headers, event.id)), cause=event
     )
@@ -562,7 +574,7 @@ def replace(queue: LocalQueue, to: LocalQueue, event: Event, payload: object) ->
             waiting = [] if group is None else [group]
             wanted = DeliveryOptions(died.priority, wanted.due, died.max_attempts, wanted.since)
         sent = Change("discarded", "replaced") if to.name == queue.name else Change("redriven", "replaced", to=to.name)
-        state.discard(commit, seq, sent)  # first: a full queue has room for it again
+        state.discard(commit, seq, sent)  # first, so that a full queue has room for the new message
         (receipt,) = push(commit, target, batch, _options_for(wanted, event, target), moved=True)
         note_moved(commit, event, receipt)
         _settle_for_others(commit, target, waiting, receipt)
@@ -577,7 +589,10 @@ def replace(queue: LocalQueue, to: LocalQueue, event: Event, payload: object) ->
 def _copy_over(
     commit: Commit, state: QueueState, seqs: list[int], target: QueueState, revived: Revived | None = None
 ) -> list[Receipt]:
-    """Pushes copies of messages; raises when the target cannot take them all. `revived`: of letters, their headers."""
+    """Pushes copies of messages; raises an error when the target cannot take all of them.
+
+    `revived` holds the headers of dead letters.
+    """
     columns = None
     options: list[DeliveryOptions | None] = []
     events: list[Event] = []
@@ -608,9 +623,9 @@ def _copy_over(
 
 
 def _options_for(wanted: DeliveryOptions, event: Event, target: QueueState) -> DeliveryOptions:
-    """Returns the options of a message's push, as far as another queue knows them."""
+    """Returns the options of a message's push that another queue supports."""
     if event.key is not None:
-        wanted.due = wanted.priority = 0  # a retry's: the messages of a key keep their order
+        wanted.due = wanted.priority = 0  # the delay of a retry: the messages of a key keep their order
     to_front = wanted.priority == keys.FRONT and target.policy.fair_by is None
     if not target.policy.priority and not to_front:
         wanted.priority = 0
@@ -618,7 +633,7 @@ def _options_for(wanted: DeliveryOptions, event: Event, target: QueueState) -> D
 
 
 def _pushed_with(commit: Commit, state: QueueState, seq: int) -> DeliveryOptions:
-    """Returns the time when and how a message wants to be delivered, as far as that is still ahead."""
+    """Returns the remaining options of delivery of a message."""
     tx, found = commit.tx, DeliveryOptions()
     special = tx.get(keys.special_key(state.topic, seq)) if state.traits.special >= seq else None
     if special is not None:

@@ -5,7 +5,7 @@
          ──release──────────▶ ready, the attempt not counted
          ──extend───────────▶ held
 
-Everything here runs inside a commit, checks first and changes after.
+Every function here runs inside a commit; it first checks, then changes.
 """
 
 from __future__ import annotations
@@ -60,14 +60,14 @@ EXHAUSTED: Final = "attempts exhausted"
 EXPIRED: Final = "expired"
 RETIRED: Final = "retention"
 SWEEP_LEASES = 512
-"""The number of leases that one commit looks at to find ended leases."""
+"""The number of leases that one commit checks for their end."""
 OWNER_CHECK = 0.5
-"""Seconds between two looks for the owners of endless leases."""
+"""The seconds between two checks of the owners of endless leases."""
 LAPSED: Final = NackRequest("the lease ended")
 
 
 def held_in(commit: Commit, queue: QueueState, delivery: Delivery) -> HeldMessage[Group] | None:
-    """The message a delivery holds; None when it does not hold it any more."""
+    """Returns the message that a delivery holds; None when it no longer holds the message."""
     hold = delivery._hold
     if TYPE_CHECKING:
         assert isinstance(hold, LeaseHandle)
@@ -79,7 +79,7 @@ def held_in(commit: Commit, queue: QueueState, delivery: Delivery) -> HeldMessag
 
 
 def held_or_stale(commit: Commit, queue: QueueState, delivery: Delivery) -> HeldMessage[Group]:
-    """The message a delivery holds; StaleDelivery when it does not hold it any more."""
+    """Returns the message that a delivery holds; raises StaleDelivery when it no longer holds the message."""
     held = held_in(commit, queue, delivery)
     if held is None:
         raise stale_error(delivery.token, queue.name)
@@ -87,7 +87,7 @@ def held_or_stale(commit: Commit, queue: QueueState, delivery: Delivery) -> Held
 
 
 def held_by_token(snap: Snapshot, queue: QueueState, token: str) -> HeldMessage[Group] | None:
-    """The message under the lease that a token names, if that still holds it."""
+    """Returns the message of a token, if its lease still holds the message."""
     address = read_token(token)
     if address is None or (address.group and address.group not in queue.record.groups.values()):
         return None
@@ -107,14 +107,16 @@ def stale_error(token: str, queue: str) -> StaleDelivery:
 
 # ── the ways out ───────────────────────────────────────────────────────────────────────────────────────────────────
 def ack(commit: Commit, group: Group, lease_id: int, lease: Lease, mask: int, given: StoredResult = NOTHING) -> None:
-    """Settles messages of a lease (a bit each, all of them held) for good; `given`: what the handler of one returned,
-    for those that want a reply."""
+    """Settles messages of a lease permanently (one bit each; the lease holds all of them).
+
+    `given` is the result of the handler, for a message that wants a reply.
+    """
     queue = group.queue
     if queue.traits.replies:
         for index in indexes_of(mask):
             settled(commit, queue, lease.message(index), given)
     times = group.record.settle_times
-    bucket = (commit.now_ms - lease.delivered_ms).bit_length()  # a call less than a function of its own
+    bucket = (commit.now_ms - lease.delivered_ms).bit_length()  # inline, which saves a call
     times[bucket] = times.get(bucket, 0) + mask.bit_count()
     group.record.failing = 0
     group.release(commit, lease_id, lease, mask, ACKED)
@@ -140,7 +142,7 @@ def nack(commit: Commit, queue: QueueState, delivery: Delivery, options: NackReq
 
 
 def release(commit: Commit, queue: QueueState, deliveries: list[Delivery], delay: float = 0.0) -> None:
-    """Requeues messages that are still held, as if they had not been taken; `delay`: seconds until they are ready."""
+    """Requeues held messages as if they had not been taken; `delay` is the number of seconds until they are ready."""
     due = commit.now_ms + round(delay * 1000) if delay else 0
     for delivery in deliveries:
         held = held_in(commit, queue, delivery)
@@ -154,15 +156,16 @@ def release(commit: Commit, queue: QueueState, deliveries: list[Delivery], delay
 def extend(
     commit: Commit, queue: QueueState, deliveries: list[Delivery], longer: float | None, *, patient: bool
 ) -> int:
-    """Gives what is still held more (or less) time from now on, the policy's unless `longer` says how much; returns
-    the new deadline. Impatient: StaleDelivery when one of them is not held."""
+    """Extends (or shortens) the leases of held messages to `longer` seconds from now, or to the policy's lease;
+    returns the new deadline. An impatient call raises StaleDelivery when a message is not held.
+    """
     find = held_in if patient else held_or_stale
     held = [one for delivery in deliveries if (one := find(commit, queue, delivery)) is not None]
     lease_ms = round((queue.policy.lease if longer is None else longer) * 1000)
     deadline = commit.now_ms + lease_ms if lease_ms else NEVER
     for group, lease_id, lease, indexes in _by_lease(held):
         if not lease_ms and lease.owner is None:
-            continue  # it has a deadline and keeps it: only a take can make a lease endless
+            continue  # the lease keeps its deadline: only a take can make a lease endless
         if len(indexes) == len(lease.held()):
             if lease.owner is not None and lease_ms:
                 lease.owner = None
@@ -173,8 +176,8 @@ def extend(
             lease.extended.update(dict.fromkeys(indexes, (deadline, commit.now_ms)))
         if deadline != NEVER and (not group.record.next_deadline or deadline < group.record.next_deadline):
             group.record.next_deadline = deadline
-            commit.touched.setdefault(queue.name, 0)  # takes that wait for a later deadline must look again
-        if deadline != NEVER and lease_id <= group.record.swept:  # the look under way has passed this lease
+            commit.touched.setdefault(queue.name, 0)  # takes that wait for a later deadline must try again
+        if deadline != NEVER and lease_id <= group.record.swept:  # the sweep under way has passed this lease
             group.record.swept_deadline = min(group.record.swept_deadline or deadline, deadline)
         commit.touch(group)
         group.save_lease(commit, lease_id, lease)
@@ -184,9 +187,9 @@ def extend(
 
 
 def expire(commit: Commit, group: Group, step: int) -> bool:
-    """Takes back what has not been settled in time; True when there are more leases to look at, or messages to return.
+    """Takes back messages that were not settled in time; returns True when leases or messages are left to process.
 
-    One commit looks at a few hundred leases; the record says where the next one goes on.
+    One commit checks a few hundred leases; the record holds where the next commit continues.
     """
     record, now = group.record, commit.now_ms
     commit.touch(group)
@@ -211,9 +214,9 @@ def expire(commit: Commit, group: Group, step: int) -> bool:
 def expire_messages(
     commit: Commit, group: Group, lease_id: int, lease: Lease, indexes: list[int], *, stays: bool = False
 ) -> None:
-    """Takes messages of a lease back, as if it had ended; one whose deadline is past ended then.
+    """Takes messages of a lease back as if the lease had ended; a past deadline counts as the time of its end.
 
-    `stays`: a message that is given up is kept as failed, also where the queue has dead letters.
+    With `stays`, a given-up message is kept as failed, even when the queue has a dead-letter queue.
     """
     deadlines = [lease.deadline_of(index) for index in indexes]
     messages = group.take_back(commit, lease_id, lease, indexes, Change("failed", "lease", LAPSED.error))
@@ -222,7 +225,7 @@ def expire_messages(
 
 
 def lapsed_message(snap: Snapshot, held: HeldMessage[Group]) -> MessageRow:
-    """Returns a message whose lease has ended, as it is from then on: given up, or ready after its retry's delay."""
+    """Returns the state of a message whose lease has ended: given up, or ready after its retry's delay."""
     queue, message = held.group.queue, held.lease.message(held.index)
     failed = over_budget(snap, queue, message)
     wait = _wait_of(queue, message, LAPSED, _no_jitter)
@@ -233,9 +236,9 @@ def lapsed_message(snap: Snapshot, held: HeldMessage[Group]) -> MessageRow:
 
 
 def end_lapsed(commit: Commit, queue: QueueState, seqs: Iterable[int]) -> None:
-    """Takes some messages back whose leases have ended, as a take does that notices; what is given up stays here.
+    """Takes messages back whose leases have ended, like a take that notices it; given-up messages stay in this queue.
 
-    A change of messages by their positions calls this first, so that it meets the state that looks show.
+    Changes of messages by position call this first, so that they meet the state that views show.
     """
     now = commit.now_ms
     for group in queue.all_groups(commit.tx):
@@ -255,7 +258,7 @@ def over_budget(snap: Snapshot, queue: QueueState, message: MessageRow) -> bool:
 
 
 def give_up_dead_owners(commit: Commit, group: Group, owner: str, step: int) -> bool:
-    """Takes back what ended processes held by endless leases; True when there are more leases to look at."""
+    """Takes back messages that ended processes held by endless leases; returns True when leases are left to check."""
     queue = group.queue
     now, sweeps = time.monotonic(), queue.owner_sweeps
     checked, swept = sweeps.get(group.group_id, (0.0, 0))
@@ -289,9 +292,9 @@ def give_up(
     tried: list[AttemptRow] | None = None,
     stays: bool = False,
 ) -> Outcome:
-    """Sends a message to the dead letters, else keeps it as failed; what outlived its ttl just goes.
+    """Sends a message to the dead letters, or else keeps it as failed; a message past its ttl is removed instead.
 
-    `tried`: its failed attempts, when one ends with this. `stays`: it is kept as failed in any case.
+    `tried` holds its failed attempts, if an attempt ends now. With `stays` the message is kept as failed in any case.
     """
     queue = group.queue
     failure = failure or FailureText()
@@ -334,7 +337,7 @@ def _fail(
     """Requeues a message whose attempt ended badly at `since_ms`, or gives it up when its budget is used."""
     queue = group.queue
     if queue.record.policy.breaker is not None:
-        if options.dead:  # the handler's verdict on the message, not a failure of what it depends on
+        if options.dead:  # the handler's verdict on the message, not a failure of a dependency
             note_success(commit, group, [message.seq])
         else:
             note_failure(commit, group, message.seq)
@@ -432,12 +435,14 @@ GIVE_UP_STEP = 64
 
 
 def give_up_through(commit: Commit, group: Group, through: int, reason: Reason) -> bool:
-    """Gives up some of a group's messages up to a position that are not in flight; True when there may be more."""
+    """Gives up some messages of a group, up to a position, that are not in flight; returns True when more may be
+    left.
+    """
     queue = group.queue
     tx, left = commit.tx, GIVE_UP_STEP
     parked = group.parked(tx, through, 0, PARKED if reason == RETIRED else UNFINISHED)
     for seq in [message.seq for message in islice(parked, left)]:
-        message = group.find(tx, seq)  # giving up others may have made it ready
+        message = group.find(tx, seq)  # giving up other messages may have made it ready
         assert message is not None
         failure = FailureText(message.error, group.trail(tx, message).traceback)
         give_up(commit, group, message, reason, failure)
@@ -457,7 +462,7 @@ def give_up_through(commit: Commit, group: Group, through: int, reason: Reason) 
 
 
 def settle_through(commit: Commit, queue: QueueState, through: int) -> None:
-    """Settles everything up to a position for every group: a forced compaction removes it."""
+    """Settles every message up to a position for every group, because a forced compaction removes it."""
     queue.tell_purged(commit, through, "compacted")
     for group in queue.all_groups(commit.tx):
         for lease_id, lease in list(group.leases(commit.tx)):
@@ -484,7 +489,7 @@ class LeaseHandle(msgspec.Struct, eq=False, weakref=False):
     deadline: int
 
     def token(self, index: int) -> str:
-        """The name of the delivery with this index in the lease."""
+        """Returns the token of the delivery with this index in the lease."""
         return make_token(self.topic, self.group, self.lease_id, index, self.secret)
 
     @classmethod

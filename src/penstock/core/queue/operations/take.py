@@ -1,4 +1,4 @@
-"""Taking: the short way for a plain queue, `TakeOperation` for everything else.
+"""Taking: a fast path for a plain queue, `TakeOperation` for all other takes.
 
 Before the long way chooses, leases that have ended give their messages back, and messages whose time has come become
 ready. Delays and priorities that were pushed since the last take are sorted in. Then the take merges ready messages
@@ -41,20 +41,21 @@ if TYPE_CHECKING:
     from penstock.core.queue.queue import LocalQueue
 
 STEP = 256
-"""The number of messages that one commit sorts in, walks past or takes back before it lets others have their turn."""
+"""The number of messages that one commit sorts in, skips or takes back before other callers get their turn."""
 RUN_STEPS, ROWS_OF_A_STEP = 8, 1024
-"""The number of messages in a block that is walked past as a whole, and the number of its messages that count as a row.
+"""The number of messages in a block that is skipped as a whole, and the number of its messages that count as one
+row.
 """
 
 
 REMOVED: Final = Change("discarded", "removed")
-"""Of a message whose event retention or a forced compaction has removed."""
+"""The change of a message whose event was removed by retention or by a forced compaction."""
 SHORTEST_RUN = 16
-"""Fewer messages behind busy keys than this get a row each."""
+"""Fewer held messages than this get a row each."""
 
 
 def check_take(wanted: TakeRequest) -> None:
-    """ConfigError when a take cannot ask for one message by its position or key, or says no time it began at."""
+    """Raises ConfigError when a take must not name a message by position or key, or has no time of its beginning."""
     if wanted.since is not None:
         to_ms(wanted.since, "since")
     if wanted.seq is None and wanted.key is None:
@@ -68,7 +69,7 @@ def check_take(wanted: TakeRequest) -> None:
 
 
 class Taken(msgspec.Struct, eq=False):
-    """The result of a take. `more`: it stopped so that others can commit; `next_ms`: when to look again."""
+    """The result of a take. `more`: the take stopped so that others can commit. `next_ms`: when to try again."""
 
     deliveries: list[Delivery]
     more: bool
@@ -76,7 +77,7 @@ class Taken(msgspec.Struct, eq=False):
 
 
 FENCE_MS = 50
-"""The pause until a take looks again at an exclusive fence that kept it from giving messages up."""
+"""The pause before a take checks an exclusive fence again that prevented it from giving messages up."""
 
 
 def take(commit: Commit, taker: LocalQueue, wanted: TakeRequest) -> Taken:
@@ -117,19 +118,25 @@ def take(commit: Commit, taker: LocalQueue, wanted: TakeRequest) -> Taken:
 
 
 def take_timed(commit: Commit, taker: LocalQueue, wanted: TakeRequest) -> Taken:
-    """`take` for a taker in another process; ConfigError for a lease that lasts as long as this process."""
+    """Takes messages for a taker in another process; raises ConfigError for a lease that lasts as long as this
+    process.
+    """
     check_timed(taker.cache.state(commit, taker.name).policy, wanted.lease)
     return take(commit, taker, wanted)
 
 
 def check_timed(policy: QueuePolicy, lease: float | None) -> None:
-    """ConfigError for a lease that lasts as long as the taker's process, where that process cannot be seen."""
+    """Raises ConfigError for a lease that lasts as long as the taker's process, when this process cannot be
+    observed.
+    """
     if lease == 0 or (lease is None and policy.lease == 0):
         raise ConfigError("a lease of 0 lasts as long as the taker's process, which a server cannot see: give seconds")
 
 
 def _take_plainly(commit: Commit, group: Group, wanted: TakeRequest, taker: LocalQueue) -> Taken | None:
-    """Takes neighbouring untouched messages of one block; None when the queue or the request needs the long way."""
+    """Takes neighbouring untouched messages of one block; returns None when the queue or the request needs
+    `TakeOperation`.
+    """
     queue = group.queue
     record, policy, now = group.record, queue.record.policy, commit.now_ms
     if (
@@ -173,7 +180,7 @@ def _take_plainly(commit: Commit, group: Group, wanted: TakeRequest, taker: Loca
         owner=None if lease_ms else taker.owner,
     )
     lease_id = group.add_lease(commit, lease)
-    under = LeaseHandle(  # as `of` makes it, without the call
+    under = LeaseHandle(  # what `of` makes, without the call
         taker, wanted.group, wanted.consumer, group.topic, group.group_id, lease_id, lease.secret, lease.deadline
     )
     record.frontier += count
@@ -191,7 +198,7 @@ def _may_append(group: Group, now: int) -> bool:
 
 
 def _next_ms(group: Group) -> int:
-    """Returns the time when something may become ready by the mere passing of time; 0: never."""
+    """Returns the time when a message may become ready by the passing of time alone; 0 for never."""
     due, deadline = group.record.next_due, group.record.next_deadline
     return min(due, deadline) if due and deadline else due or deadline
 
@@ -227,7 +234,7 @@ class TakeOperation:
 
     # ── before the choice ────────────────────────────────────────────────────────────────────────────────────────────
     def catch_up(self) -> bool:
-        """Takes back ended leases, wakes due messages, sorts in new ones; True when there is more of that to do."""
+        """Takes back ended leases, wakes due messages, and sorts in new messages; returns True when work is left."""
         group, record, now = self.group, self.group.record, self.now
         behind = False
         if record.next_deadline and record.next_deadline <= now:
@@ -262,7 +269,7 @@ class TakeOperation:
                     if self._take_ready(seq):
                         limit -= 1
                     elif record.ready != before - 1 or self.queue.record.policy.fair_by is not None:
-                        ready.clear()  # giving a message up has made another one ready, or given its turn to one
+                        ready.clear()  # giving a message up has made another message ready, or given it the turn
                     continue
                 through = min(self.latest, seq - 1) if priority == 0 else self.latest
             elif untouched:
@@ -293,7 +300,7 @@ class TakeOperation:
         self.lease_messages()
 
     def named(self) -> None:
-        """Takes the one message that is asked for, where no other of its key has to be settled first."""
+        """Takes the named message, unless another message of its key must be settled first."""
         group, tx, seq, key = self.group, self.commit.tx, self.wanted.seq or 0, self.wanted.key
         while self.walked < STEP:
             if self.wanted.seq:
@@ -313,14 +320,14 @@ class TakeOperation:
             if key is not None and message.state == UNTOUCHED:
                 group.occupy(self.commit, key, [*group.occupants(tx, key), seq])
             group.move(self.commit, message, TAKEN)
-            message.key, message.lane = key, None  # it leaves its lane's turn to the next one
+            message.key, message.lane = key, None  # the message leaves its lane's turn to the next message
             if not self._must_wait(message):
                 self.messages.append((message, event))
                 self.lease_messages()
             return
 
     def _next_of_key(self, key: str) -> int:
-        """The position of a key's message that may be taken next; 0: none."""
+        """Returns the position of the next message of a key that may be taken; 0 for none."""
         group, tx = self.group, self.commit.tx
         most = self.queue.record.policy.max_in_flight_per_key
         if group.record.held and len(group.occupants(tx, key)) < most:
@@ -334,10 +341,10 @@ class TakeOperation:
         return next((seq for seq in later if group.is_untouched(tx, seq)), 0)
 
     def _ready(self, limit: int, *, reverse: bool) -> list[tuple[int, int]]:
-        """Priorities and positions of the ready messages at one end, the next one last."""
+        """Returns priorities and positions of the ready messages at one end, with the next message last."""
         group = self.group
         rows = self.commit.tx.scan(*group.rows(keys.READY), reverse=reverse)
-        # What this very commit pushes has its row, but its event is not written yet.
+        # A message of this very commit has its row, but its event is not written yet.
         visible = (one for one in (keys.split_ready(key) for key, _ in rows) if one[1] <= self.latest)
         found = list(islice(visible, limit))
         if len(found) < limit and len(found) < group.record.ready:
@@ -386,7 +393,7 @@ class TakeOperation:
         return 1
 
     def _take_untouched(self, limit: int, through: int) -> int:
-        """Takes untouched messages from the frontier on, none beyond `through`; returns how many."""
+        """Takes untouched messages from the frontier on, up to `through`; returns their number."""
         group = self.group
         first, through = next(group.untouched(self.commit.tx, through))
         found = self.blocks.find(self.commit.tx, first, through)
@@ -400,7 +407,7 @@ class TakeOperation:
         return self._take_run(rows, row, limit, through)
 
     def _take_run(self, rows: Block, row: int, limit: int, through: int) -> int:
-        """Takes messages without keys: one lease over as many neighbouring positions as there are."""
+        """Takes messages without keys: one lease over as many neighbouring positions as possible."""
         limit = min(limit, LONGEST_LEASE)
         start = rows.seq(row)
         events: list[Event] = []
@@ -425,7 +432,7 @@ class TakeOperation:
         return count
 
     def _take_keyed(self, rows: Block, row: int, through: int) -> int:
-        """Takes one message of a block with ordering keys; holds those whose key is busy."""
+        """Takes one message of a block with ordering keys; holds messages whose key is busy."""
         group, commit = self.group, self.commit
         seq = rows.seq(row)
         key = rows.key(row)
@@ -447,17 +454,20 @@ class TakeOperation:
         return 1
 
     def _must_wait(self, message: MessageRow) -> bool:
-        """True when the message's key has used up its rate: the message waits. Else this delivery is counted."""
+        """Returns True when the message's key has used up its rate, and the message waits.
+
+        Otherwise counts this delivery.
+        """
         due = 0 if self.limiter is None or message.key is None else self.limiter.take_key(message.key)
         if not due:
             return False
-        self.walked += 2  # its rows and its key's: twice what walking past one costs
+        self.walked += 2  # rows of the message and of its key: twice the cost of skipping a message
         message.due, message.since_ms = due, self.now
         self.group.move(self.commit, message, WAITING)
         return True
 
     def _pass_blocked(self, rows: Block, row: int, through: int) -> None:
-        """Holds messages whose keys are busy: many neighbours as one run, a few with a row each."""
+        """Holds messages whose keys are busy: many neighbours as one run, few messages with a row each."""
         group, commit = self.group, self.commit
         known: dict[str | None, bool] = {None: False}
 
@@ -481,7 +491,7 @@ class TakeOperation:
             firsts |= {key: rows.seq(at) for key, at in first_rows(rows, row, free, firsts).items()}
             count, end = count + free - row, rows.seq(free - 1)
             self.walked += RUN_STEPS + (free - row) // ROWS_OF_A_STEP
-            if len(firsts) >= LONGEST_SCAN:  # as many keys as one commit should write rows for
+            if len(firsts) >= LONGEST_SCAN:  # the most keys that one commit should write rows for
                 self.walked = STEP
             if free < rows.count or self.walked >= STEP:
                 break
@@ -527,31 +537,32 @@ class TakeOperation:
 
     # ── too old ──────────────────────────────────────────────────────────────────────────────────────────────────────
     def _give_up_late(self) -> bool:
-        """Gives up messages that have outlived their ttl, so that others of their keys go; True when there are more."""
+        """Gives up messages past their ttl, so that other messages of their keys can go; returns True when more are
+        left.
+        """
         tx, after = self.commit.tx, 0
         while oldest := self.group.oldest(tx, self.latest, after, UNFINISHED):
             rows, row = self.blocks.find(tx, oldest, oldest) or (None, 0)
             if rows is not None and not isinstance(rows, DamagedBlock):
                 break
-            after = oldest if rows is None else rows.last  # what is removed, or cannot be read, tells no time
+            after = oldest if rows is None else rows.last  # a removed or unreadable message has no known time
         if not oldest or rows is None or rows.recorded_ms(row) > self.ttl_bound:
             return False
         try:
             overdue = min(self.queue.overdue_through(tx, self.now), self.latest)
-        except Corrupt:  # the search met a damaged block, which must not stop the queue: one at a time
+        except Corrupt:  # the search met a damaged block, which must not stop the queue: go on one position at a time
             overdue = oldest
         return give_up_through(self.commit, self.group, overdue, EXPIRED) or overdue == oldest
 
 
 def keyed_positions(view: TopicView, open_index: OpenIndex, key: str, after: int) -> Iterator[int]:
-    """The positions of messages with a key that are stored beyond another, settled or not, through the topic's
-    index."""
+    """Yields the positions of messages with a key beyond a position, settled or not, through the topic's index."""
     return (event.seq for event in read_view(view, EventQuery(after=max(after, view.trimmed()), key=key), open_index))
 
 
 # ── before a take ─────────────────────────────────────────────────────────────────────────────────────────────────────
 def wake_due(commit: Commit, group: Group, step: int) -> bool:
-    """Makes messages ready whose time has come, `step` of them; True when there may be more."""
+    """Makes up to `step` due messages ready; returns True when more may be left."""
     tx = commit.tx
     due = list(islice(tx.scan(*group.due_rows(commit.now_ms)), step))
     for key, _ in due:
@@ -567,7 +578,9 @@ def wake_due(commit: Commit, group: Group, step: int) -> bool:
 
 
 def absorb(commit: Commit, group: Group, latest: int, step: int) -> bool:
-    """Sorts in what was pushed with a delay or a priority since the last take; True when there is more."""
+    """Sorts in messages that were pushed with a delay or a priority since the last take; returns True when more are
+    left.
+    """
     queue = group.queue
     tx, now = commit.tx, commit.now_ms
     start = keys.special_key(group.topic, group.record.absorbed + 1)
@@ -577,8 +590,8 @@ def absorb(commit: Commit, group: Group, latest: int, step: int) -> bool:
         seq, special = keys.tail_seq(row), read_special(value, queue.name)
         since, due = set_back(special.since_ms, special.due, now)
         due = due if due > now else 0
-        # One may be late enough to be like any other, or discarded, or another group's. What a debounce has held back
-        # gets a row all the same: no later one of its key, which is due soon, may pass it.
+        # A message may be late enough to count as any other message, or discarded, or of another group. A message that
+        # a debounce has held back always gets a row, so that no later message of its key passes it.
         if (due or special.priority or special.key is not None) and group.is_untouched(tx, seq):
             messages.append(MessageRow(seq, TAKEN, 0, special.priority, special.key, due, since_ms=since))
     group.mark_all_taken(commit, [message.seq for message in messages])
@@ -594,8 +607,9 @@ def absorb(commit: Commit, group: Group, latest: int, step: int) -> bool:
 
 
 def sort_in(commit: Commit, group: Group, latest: int, step: int) -> None:
-    """Sorts messages into lanes that no push has sorted: they are older than the policy or the group, or were appended
-    to the topic."""
+    """Sorts messages into lanes that no push has sorted, because they are older than the policy or the group, or
+    were appended to the topic.
+    """
     queue = group.queue
     for _ in range(step):
         if (stretch := next(group.untouched(commit.tx, latest), None)) is None:

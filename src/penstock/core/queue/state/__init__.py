@@ -1,4 +1,4 @@
-"""Delivery state: what queues store, and what the writer keeps of it in memory.
+"""Delivery state: the records of queues, and the writer's cache of them.
 
 keys        where each row lies in the store
 records     the rows: queues, groups, messages, failed attempts, consumers

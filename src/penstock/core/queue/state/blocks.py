@@ -1,6 +1,7 @@
-"""The events of a queue, found again and again near its head: blocks are kept, because their events never change.
+"""A cache of blocks near the head of a queue, whose events are read again and again; events never change.
 
-A block that fails its checksum must not stop the queue: its positions are delivered as poison, with the stored bytes.
+A block with a wrong checksum must not stop the queue: its positions are delivered as poison messages, with the stored
+bytes.
 """
 
 from __future__ import annotations
@@ -24,23 +25,26 @@ KEPT_BLOCKS = 128
 KEPT_BYTES = 8 << 20
 READ_AHEAD = 32
 LONGEST_SCAN = 512
-"""Rows scanned one by one, where a block has too many keys to search its bytes; and about as many keys of a run."""
+"""The rows that are scanned one by one when a block has too many keys to search its bytes; also the approximate
+number of keys of a run.
+"""
 
 
 class DamagedBlock(Block):
-    """The placeholder for the events of a block that cannot be read: as many of them, the first with the
-    stored bytes."""
+    """The placeholder for the events of an unreadable block: the same number of events, the first with the stored
+    bytes.
+    """
 
     def __init__(self, raw: bytes, topic: str, first: int, last: int) -> None:
         one, count = build_wire(Columns(["damaged"], [raw]), first, 0, 0), last - first + 1
         super().__init__(msgspec.structs.replace(one, count=count, run_counts=count), topic)
 
     def raw_payload(self, row: int) -> memoryview:
-        return self.payload if row == 0 else memoryview(b"")  # once is enough to repair it by hand
+        return self.payload if row == 0 else memoryview(b"")  # one copy is enough to repair the block by hand
 
 
 class BlockCache:
-    """The blocks of one topic that were read last. Only the thread that leads the writer uses it."""
+    """The most recently read blocks of one topic. Only the thread that leads the writer uses this cache."""
 
     def __init__(self, topic: str, topic_id: int) -> None:
         self._topic = topic
@@ -49,13 +53,13 @@ class BlockCache:
         self._kept: list[Block] = []
         self._bytes = 0
         self.reshaped = -1
-        """The count of the writer's catalogue when this was last refreshed."""
+        """The count of the writer's catalogue at the last refresh."""
         self.hot: Block | None = None
         self.hot_first = self.hot_last = 0
-        """The block found last, if its positions have no holes: the next one is most likely in it too."""
+        """The last block, if its positions have no holes: the next message is most likely in the same block."""
 
     def refresh(self, commit: Commit) -> None:
-        """Forgets blocks that a compaction, here or in another process, may have removed or cut."""
+        """Drops blocks that a compaction, here or in another process, may have removed or cut."""
         if commit.catalog.reshaped == self.reshaped:
             return
         self.reshaped = commit.catalog.reshaped
@@ -66,7 +70,7 @@ class BlockCache:
         self.hot = None
 
     def find(self, snap: Snapshot, seq: int, through: int) -> tuple[Block, int] | None:
-        """The block and row of the first stored event at or above `seq` and at or below `through`."""
+        """Returns the block and row of the first stored event at or above `seq` and at or below `through`."""
         if seq > through:
             return None
         if self.hot is not None and self.hot_first <= seq <= self.hot_last:
@@ -90,7 +94,7 @@ class BlockCache:
         return (block, row) if block.seq(row) <= through else None
 
     def between(self, snap: Snapshot, start: int, end: int) -> Iterator[tuple[Block, int]]:
-        """The block and row of every stored event from one position to another."""
+        """Yields the block and row of every stored event from one position to another."""
         while (found := self.find(snap, start, end)) is not None:
             block, first = found
             for row in range(first, block.row_after(end)):
@@ -98,7 +102,7 @@ class BlockCache:
             start = block.last + 1
 
     def event(self, snap: Snapshot, seq: int) -> Event | None:
-        """The event at a position, or None when compaction removed it."""
+        """Returns the event at a position, or None when compaction has removed it."""
         found = self.find(snap, seq, seq)
         return None if found is None else Event(*found)
 
@@ -128,7 +132,7 @@ class BlockCache:
             block = self._open(snap, key, value)
             self._keep(block)
             first = first or block
-            size += _size(block)  # as it counts once it is kept: more would push out what was just read
+            size += _size(block)  # with the size in the cache: more would evict blocks that were just read
             if size > KEPT_BYTES // 4:
                 break
         return first
@@ -153,14 +157,14 @@ class BlockCache:
             self._kept.insert(at, block)
         self._bytes += _size(block)
         while len(self._kept) > KEPT_BLOCKS or (self._bytes > KEPT_BYTES and len(self._kept) > 1):
-            # Takes move forward: what lies furthest back was used and is done with, unless it was just read.
+            # Takes move forward, so the earliest block is no longer needed, unless it was just read.
             oldest = 0 if self._kept[0] is not block else len(self._kept) - 1
             self._bytes -= _size(self._kept.pop(oldest))
             del self._firsts[oldest]
 
 
 def copy_columns(event: Event) -> Columns:
-    """An event as columns, to be appended elsewhere; a damaged one as the bytes that are left of it."""
+    """Returns an event as columns, to be appended elsewhere; a damaged event as its remaining bytes."""
     rows, row = event._rows, event._row
     assert isinstance(rows, Block)  # queues read their messages from blocks
     if not isinstance(rows, DamagedBlock):
@@ -179,7 +183,9 @@ def _size(block: Block) -> int:
 
 # ── ordering keys ────────────────────────────────────────────────────────────────────────────────────────────────────
 def first_free_row(block: Block, row: int, stop: int, is_busy: Callable[[str | None], bool]) -> int:
-    """The first row from `row` on whose key is free (or that has none); `stop` when all before it are busy."""
+    """Returns the first row from `row` on whose key is free, or that has no key; `stop` when all earlier rows are
+    busy.
+    """
     values, codes = _coded(block)
     if isinstance(codes, int):
         return stop if is_busy(values[codes]) else row
@@ -194,7 +200,7 @@ def first_free_row(block: Block, row: int, stop: int, is_busy: Callable[[str | N
 
 
 def first_rows(block: Block, row: int, stop: int, known: Container[str | None] = ()) -> dict[str | None, int]:
-    """Every key among some rows that is not known yet, and its first row."""
+    """Returns every new key among some rows, with its first row."""
     values, codes = _coded(block)
     found: dict[str | None, int] = {}
     if isinstance(codes, int):
@@ -213,7 +219,7 @@ def first_rows(block: Block, row: int, stop: int, known: Container[str | None] =
 
 
 def row_with_key(block: Block, row: int, stop: int, key: str) -> int | None:
-    """The first row from `row` on that has a key."""
+    """Returns the first row from `row` on that has a key."""
     values, codes = _coded(block)
     if row >= stop:
         return None
@@ -232,6 +238,6 @@ def row_with_key(block: Block, row: int, stop: int, key: str) -> int | None:
 
 
 def _coded(block: Block) -> tuple[list[str | None], int | bytes | None]:
-    """A block's keys and which row has which; None where they are not in that form."""
+    """Returns a block's keys and the code of each row; None when the keys have another form."""
     column = block.wire.key
     return (column.values, column.codes) if isinstance(column, CodedText) else ([], None)

@@ -1,7 +1,7 @@
-"""Delivery state as the writer knows it: queues and groups, cached, changed only inside a commit.
+"""The writer's cache of delivery state: queues and groups, which change only inside a commit.
 
 The thread that leads the writer changes these objects and the store together. When a commit fails, or another process
-has committed, the writer's epoch changes and everything here is read again; nothing has to be undone by hand.
+has committed, the writer's epoch changes and everything here is read again, so nothing has to be undone.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ WORK = 0
 class ProcessMemory:
     """The memory of this process about a queue, across commits of other processes.
 
-    One that is dropped and made anew over the same topic has no consumers yet, and begins with a new memory.
+    A queue that is dropped and made anew over the same topic begins with a new memory, without consumers.
     """
 
     __slots__ = ("blocks", "created_ms", "owner_sweeps", "seen")
@@ -63,9 +63,11 @@ class ProcessMemory:
         self.blocks = BlockCache(name, record.topic)
         self.created_ms = record.created_ms
         self.owner_sweeps: dict[int, tuple[float, int]] = {}
-        """The time when the owners of endless leases were last looked for, and up to which lease; 0: all. By group."""
+        """By group: the time when the owners of endless leases were last checked, and up to which lease; 0 for all
+        leases.
+        """
         self.seen: dict[tuple[int, str], Presence] = {}
-        """Consumers' presence as this process last wrote it down, by group and name."""
+        """The presence of consumers as this process last stored it, by group and name."""
 
 
 class QueueState:
@@ -112,7 +114,7 @@ class QueueState:
         commit.tx.put(keys.traits_key(self.topic), encode(self.traits))
 
     def apply_window(self, commit: Commit) -> None:
-        """Gives the topic the queue's dedup window; the keys it knows stay known."""
+        """Gives the topic the queue's dedup window; known keys stay known."""
         head = commit.ensure(self.name)
         new = self.policy.dedup_window
         if head.settings.dedup_window != new:
@@ -121,16 +123,16 @@ class QueueState:
             save_record(commit.tx, self.name, TopicRecord(head.topic_id, head.settings))
 
     def view(self, snap: Snapshot) -> TopicView:
-        """The topic under the queue."""
+        """Returns the topic under the queue."""
         return TopicView(snap, self.name, TopicRecord(self.topic))
 
     def latest(self, commit: Commit) -> int:
-        """The newest position that takes may see: what this very commit appends is not among them yet."""
+        """Returns the newest position that takes may see, which excludes appends of this commit."""
         head = commit.head(self.name)
         return head.latest if head else 0
 
     def group(self, snap: Snapshot, group_id: int, name: str | None = None) -> Group:
-        """A group by its id; one that has no record yet has not done anything yet."""
+        """Returns a group by its id; a group without a record has not done anything yet."""
         group = self._groups.get(group_id)
         if group is None:
             value = snap.get(keys.group_prefix(self.topic, group_id, self.record.purges) + keys.RECORD)
@@ -146,7 +148,10 @@ class QueueState:
         return group
 
     def group_named(self, snap: Snapshot, name: str) -> Group | None:
-        """The group that a take names; None when it is not registered. In work mode all names share one group."""
+        """Returns the group that a take names; None for an unregistered group.
+
+        In work mode all names share one group.
+        """
         group_id = self.record.groups.get(name)
         if self.record.policy.mode == "fanout":
             return None if group_id is None else self.group(snap, group_id)
@@ -159,37 +164,39 @@ class QueueState:
         self._groups.clear()
 
     def named_groups(self, snap: Snapshot) -> list[Group]:
-        """Every group of a fanout queue that has a name; in work mode names say only who took something."""
+        """Returns every named group of a fanout queue; in work mode, names only tell who took a message."""
         return list(self.each_group(snap))[1:] if self.fanout else []
 
     def delivering(self, snap: Snapshot) -> list[Group]:
-        """The groups that have the queue's messages."""
+        """Returns the groups that have the queue's messages."""
         return self.named_groups(snap) or [self.group(snap, WORK)]
 
     def all_groups(self, snap: Snapshot) -> list[Group]:
-        """The shared group, which in fanout mode keeps what no other wants, and the named ones."""
+        """Returns the shared group, which in fanout mode keeps messages that no other group wants, and the named
+        groups.
+        """
         return list(self.each_group(snap))
 
     def each_group(self, snap: Snapshot) -> Iterator[Group]:
-        """All groups, each read when it is asked for."""
+        """Yields all groups, each read on demand."""
         yield self.group(snap, WORK)
         for name, group_id in self.record.groups.items() if self.fanout else ():
             yield self.group(snap, group_id, name)
 
     def find(self, snap: Snapshot, seq: int) -> list[tuple[Group, MessageRow]]:
-        """The message at a position, in every group that has neither settled it nor handed it out."""
+        """Returns the message at a position for every group that has neither settled it nor handed it out."""
         found = [(group, group.find(snap, seq)) for group in self.all_groups(snap)]
         return [(group, message) for group, message in found if message is not None]
 
     def special(self, snap: Snapshot, group: Group, seq: int) -> SpecialRow | None:
-        """The delay or priority of a message that a group has not sorted in yet; None where there is none."""
+        """Returns the delay or priority of a message that a group has not sorted in yet; None without such options."""
         if not group.record.absorbed < seq <= self.traits.special:
             return None
         value = snap.get(keys.special_key(self.topic, seq))
         return None if value is None else read_special(value, self.name)
 
     def own_budget(self, snap: Snapshot, seq: int) -> int | None:
-        """The retry budget that a message was pushed with; None: it has the policy's."""
+        """Returns the retry budget that a message was pushed with; None for the policy's budget."""
         value = snap.get(keys.override_key(self.topic, seq)) if self.traits.overridden else None
         return None if value is None else int.from_bytes(value)
 
@@ -199,7 +206,7 @@ class QueueState:
         return self.policy.max_attempts if own is None else own
 
     def find_free(self, snap: Snapshot, seq: int) -> list[tuple[Group, MessageRow]]:
-        """The message at a position, in every group that has not settled it; none when some lease holds it."""
+        """Returns the message at a position for every group that has not settled it; nothing when a lease holds it."""
         found = self.find(snap, seq)
         return [] if found and any(group.lease_of(snap, seq) for group in self.all_groups(snap)) else found
 
@@ -209,7 +216,7 @@ class QueueState:
         return bool(found) and all(message.state != FAILED for _, message in found)
 
     def in_flight(self, snap: Snapshot) -> set[int]:
-        """The positions that leases of some group hold."""
+        """Returns the positions that leases of any group hold."""
         return {held.seq for group in self.all_groups(snap) for held in group.in_flight(snap)}
 
     def discard(self, commit: Commit, seq: int, change: Change) -> None:
@@ -219,7 +226,9 @@ class QueueState:
         self.forget_letter(commit, seq)
 
     def tell_purged(self, commit: Commit, through: int, reason: str | None = None, group: str | None = None) -> None:
-        """Says in the feed, where there is one, that no message up to a position is left, for all groups or one."""
+        """Records in the feed, if the queue has a feed, that no message up to a position is left, for all groups or
+        one.
+        """
         if self.feed is not None:
             self.feed.note(commit, Change("purged", reason), through, group)
 
@@ -241,7 +250,7 @@ class QueueState:
             commit.tx.delete(keys.letter_key(self.topic, origin.decode(), seq))
 
     def presence(self, snap: Snapshot, label: str, consumer: str) -> Presence | None:
-        """A consumer of a group; None when it is not listed, or not any more."""
+        """Returns a consumer of a group; None when it is not, or no longer, listed."""
         group_id = self.record.groups.get(label, 0)
         known = self.seen.get((group_id, consumer))
         if known is None:
@@ -255,7 +264,7 @@ class QueueState:
         return self.count_unsettled(commit.tx, commit.latest(self.name), self.overdue_through(commit.tx, commit.now_ms))
 
     def overdue_through(self, snap: Snapshot, now_ms: int) -> int:
-        """Messages up to here have outlived the queue's ttl; 0 for none."""
+        """Returns the position up to which messages have outlived the queue's ttl; 0 for none."""
         ttl = self.policy.ttl
         if ttl is None:
             return 0
@@ -264,9 +273,10 @@ class QueueState:
     def count_unsettled(
         self, snap: Snapshot, latest: int, overdue: int, lost: Callable[[Group], int] = lambda group: 0
     ) -> int:
-        """`unsettled` in a snapshot; messages up to `overdue` count only while they are in flight.
+        """Returns the number of unsettled messages in a snapshot; messages up to `overdue` count only while they are in
+        flight.
 
-        `lost`: how many messages of a group are in flight no more, and will not be ready again.
+        `lost` is the number of messages of a group that are no longer in flight and will not be ready again.
         """
         groups = self.delivering(snap)
         most = max(group.unsettled(latest) - group.overdue(snap, overdue) - lost(group) for group in groups)
@@ -276,7 +286,7 @@ class QueueState:
 
 
 class QueueCache:
-    """All queues of a journal, as its writer knows them."""
+    """The writer's cache of all queues of a journal."""
 
     def __init__(self) -> None:
         self._states: dict[str, QueueState] = {}
@@ -284,11 +294,11 @@ class QueueCache:
         self._epoch = self._undone = -1
 
     def find(self, commit: Commit, name: str) -> QueueState | None:
-        """A queue, or None when there is none of that name."""
+        """Returns a queue, or None when there is none of that name."""
         if commit.catalog.epoch != self._epoch:
             self._states.clear()
             self._epoch = commit.catalog.epoch
-            if commit.catalog.undone != self._undone:  # it may remember blocks of events that never were
+            if commit.catalog.undone != self._undone:  # it may hold blocks of events that were never written
                 self._lasting.clear()
                 self._undone = commit.catalog.undone
         state = self._states.get(name)
@@ -299,7 +309,7 @@ class QueueCache:
         return state
 
     def state(self, commit: Commit, name: str) -> QueueState:
-        """A queue; UnknownQueue when there is none of that name."""
+        """Returns a queue; UnknownQueue when there is none of that name."""
         if commit.catalog.epoch == self._epoch and name in self._states:
             return self._states[name]
         state = self.find(commit, name)
@@ -308,12 +318,13 @@ class QueueCache:
         return state
 
     def create(self, commit: Commit, name: str, fields: dict[str, Any]) -> QueueState:
-        """Makes a queue, and the topic under it where there is none; a topic that is there keeps its dedup window.
+        """Makes a queue, and its topic if necessary; an existing topic keeps its dedup window.
 
-        It begins with the topic's first event that is stored, unless a queue over it was dropped: then after its last.
-        A topic that has events which were not messages of a queue is a log, and stays one: see `QueueRecord.over_log`.
+        The queue begins with the topic's first stored event, or, after a dropped queue, behind that queue's last
+        message. A topic with events that were no messages of a queue is a log, and stays a log: see
+        `QueueRecord.over_log`.
         """
-        self.find(commit, name)  # drops what an earlier epoch left
+        self.find(commit, name)  # drops objects of an earlier epoch
         refuse_system(name)
         check_together(QueuePolicy(**fields), name)
         known = commit.head(name)
@@ -340,7 +351,7 @@ class QueueCache:
         return state
 
     def load(self, snap: Snapshot, name: str) -> QueueState | None:
-        """A queue as a snapshot has it."""
+        """Returns a queue as a snapshot has it."""
         value = snap.get(keys.queue_key(name))
         if value is None:
             return None
@@ -354,7 +365,9 @@ class QueueCache:
 
     @contextmanager
     def beside(self, snap: Snapshot, name: str) -> Iterator[QueueState | None]:
-        """A queue as a snapshot has it, with blocks of its own: for a thread that does not lead the writer."""
+        """Opens a queue in the state of a snapshot, with blocks of its own, for a thread that does not lead the
+        writer.
+        """
         state = self.load(snap, name)
         if state is None:
             yield None
@@ -363,7 +376,8 @@ class QueueCache:
         try:
             yield state
         finally:
-            # A queue and its groups name each other: the blocks would stay until Python's collector comes by.
+            # A queue and its groups refer to each other, so the blocks would stay until Python's garbage collector
+            # runs.
             state._groups.clear()
 
     def drop(self, name: str) -> None:
@@ -373,7 +387,7 @@ class QueueCache:
             self.forget_topic(state.topic)
 
     def forget_topic(self, topic_id: int) -> None:
-        """Forgets what was remembered of a topic that was dropped, or whose queue was."""
+        """Drops the memory of a topic that was dropped, or whose queue was dropped."""
         self._lasting.pop(topic_id, None)
 
 
@@ -388,7 +402,7 @@ def _refuse_sealed(name: str, stored: TopicState, begin: int) -> None:
 
 
 def unknown_queue(name: str, names: Iterable[str] = ()) -> UnknownQueue:
-    """The error that a queue is not there, with the nearest name of those that are."""
+    """Returns the error for a missing queue, with the nearest existing name."""
     close = did_you_mean(name, names)
     meant = f"{close} Else" if close else ":"
     unknown = UnknownQueue(f"there is no queue {name!r}{meant} make it with journal.queue({name!r})")
@@ -397,43 +411,46 @@ def unknown_queue(name: str, names: Iterable[str] = ()) -> UnknownQueue:
 
 
 # ── consumers ────────────────────────────────────────────────────────────────────────────────────────────────────────
-# A row for each that gave its name, with its machine, its start and its last sign of life: a take (one that waits looks
-# every second) or an extended lease. It is written down at most every few seconds: it costs a busy consumer nothing.
+# Each consumer that gave its name has a row with its machine, its start and its last sign of life: a take (a waiting
+# take tries every second) or an extended lease. The row is written at most every few seconds, so it costs a busy
+# consumer nothing.
 PRESENCE_MS = 5_000
 """The shortest pause between two notes of a consumer's presence."""
 
 
 def presences(snap: Snapshot, topic: int) -> list[tuple[bytes, bytes, Presence]]:
-    """The consumers of a queue: key, row, what it says."""
+    """Returns the consumers of a queue: the key, the row and its decoded value."""
     return [(key, value, read_presence(value)) for key, value in snap.scan(*keys.presence_range(topic))]
 
 
 def last_failures(snap: Snapshot, topic: int) -> list[tuple[bytes, bytes, LastFailure]]:
-    """The newest failed attempt of each consumer: key, row, what it says."""
+    """Returns the newest failed attempt of each consumer: the key, the row and its decoded value."""
     return [(key, row, read_last_failure(row, "")) for key, row in snap.scan(*keys.last_failure_range(topic))]
 
 
 def note_presence(commit: Commit, queue: QueueState, wanted: TakeRequest) -> None:
-    """Notes, every few seconds, that a consumer is there. Without a host it runs in this process."""
+    """Notes, every few seconds, that a consumer is present. A consumer without a host runs in this process."""
     assert wanted.consumer is not None
     known = queue.seen.get((queue.record.groups.get(wanted.group, 0), wanted.consumer))
     if known is None or not 0 <= commit.now_ms - known.seen_ms < PRESENCE_MS:
         since, host = commit.now_ms if known is None else known.since_ms, this_host()
-        if wanted.host is not None:  # of a consumer elsewhere
+        if wanted.host is not None:  # for a consumer elsewhere
             since = since if wanted.since is None else max(0, to_ms(wanted.since, "since"))
             host = wanted.host
         _save_presence(commit, queue, wanted.group, wanted.consumer, since, host)
 
 
 def note_extension(commit: Commit, queue: QueueState, label: str, consumer: str) -> None:
-    """Notes, every few seconds, that a consumer is there that extends a lease: it may take nothing for hours."""
+    """Notes, every few seconds, the presence of a consumer that extends a lease, because it may take no message for
+    hours.
+    """
     known = queue.presence(commit.tx, label, consumer)
     if known is not None and not 0 <= commit.now_ms - known.seen_ms < PRESENCE_MS:
         _save_presence(commit, queue, label, consumer, known.since_ms, known.host)
 
 
 def forget_presence(commit: Commit, queue: QueueState, label: str, consumer: str) -> bool:
-    """Forgets a consumer that has ended; False when none of that name was there."""
+    """Removes a consumer that has ended; returns False for an unknown consumer."""
     group_id = queue.record.groups.get(label, 0)
     queue.seen.pop((group_id, consumer), None)
     key = keys.presence_key(queue.topic, group_id, consumer)

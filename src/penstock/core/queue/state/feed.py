@@ -1,4 +1,4 @@
-"""The events of a queue's feed: what becomes of each of its messages."""
+"""The events of a queue's feed: the changes of its messages' states."""
 
 from __future__ import annotations
 
@@ -19,42 +19,42 @@ Kind = Literal[
 
 
 class Change(msgspec.Struct, frozen=True):
-    """A change of a message's state: every function that ends a lease or removes a message takes one."""
+    """A change of a message's state; every function that ends a lease or removes a message takes a change."""
 
     kind: Kind
     reason: str | None = None
     error: str | None = None
     to: str | None = None
-    """The queue it goes to."""
+    """The queue that receives the message."""
 
 
 ACKED: Final = Change("acked")
 DELIVERED: Final = Change("delivered")
 TOLD_TOGETHER: Final = None
-"""In the place of a change: the feed is told of many messages at once."""
+"""Replaces a change when the feed records many messages at once."""
 
 _encode = msgspec.json.Encoder().encode
 
 
 class FeedEntry(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The payload of an event of a feed; what does not apply is left out."""
+    """The payload of an event of a feed; fields that do not apply are left out."""
 
     seq: int
-    """The message's position; of a purge, up to where no message is left."""
+    """The message's position; for a purge, the position up to which no message is left."""
     group: str | None = None
     attempt: int = 0
     consumer: str | None = None
     reason: str | None = None
     error: str | None = None
     to: str | None = None
-    """The queue it went to."""
+    """The queue that received the message."""
 
 
 class QueueFeed:
-    """Gathers what one commit does to a queue's messages, and appends it when the commit is written.
+    """The changes of one commit to a queue's messages, which are appended when the commit is written.
 
-    An exclusive fence lets takes and acks through, so it lets these events through. A commit that fails drops the
-    queue's cached state, and what is gathered here with it.
+    An exclusive fence allows takes and acks, so it allows these events too. A failed commit drops the queue's cached
+    state together with these changes.
     """
 
     __slots__ = ("_kinds", "_payloads", "_positions", "topic")
@@ -74,7 +74,7 @@ class QueueFeed:
         attempt: int = 0,
         consumer: str | None = None,
     ) -> None:
-        """Adds what happened to one message, or, purged, to all up to a position."""
+        """Adds a change of one message, or, for a purge, of all messages up to a position."""
         error = None if change.error is None else cut_middle(change.error, MAX_ATTEMPT_ERROR_BYTES)
         commit.touch(self)
         self._kinds.append(change.kind)
@@ -83,7 +83,7 @@ class QueueFeed:
         self._payloads.append(_encode(entry))
 
     def save(self, commit: Commit) -> None:
-        """Appends what was gathered; see `Commit.touch`."""
+        """Appends the gathered changes; see `Commit.touch`."""
         columns = Columns(self._kinds, self._payloads, None, self._positions)
         commit.add(commit.additions.get(self.topic) or commit.begin(self.topic), columns, sum(map(len, self._payloads)))
         self._kinds, self._positions, self._payloads = [], [], []

@@ -1,4 +1,4 @@
-"""The state of a group of a queue: what its places, lanes and leases hold, counted together."""
+"""The state of a group of a queue: the messages in its places, lanes and leases, counted together."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Group(Leases):
     __slots__ = ()
 
     def unsettled(self, latest: int) -> int:
-        """Messages that are ready, in flight or delayed."""
+        """Returns the number of messages that are ready, in flight or delayed."""
         record = self.record
         if record.until >= 0:
             latest = max(record.frontier, min(latest, record.until))
@@ -40,12 +40,12 @@ class Group(Leases):
         return max(0, self.unsettled(record.until) - record.in_flight + record.failed) if record.until >= 0 else 0
 
     def passed(self) -> int:
-        """Every position up to here was handed out, or is not the group's business."""
+        """Returns the position up to which every message was handed out, or does not belong to the group."""
         frontier, until = self.record.frontier, self.record.until
         return frontier if until < 0 or frontier < until else NEVER
 
     def floor(self, snap: Snapshot) -> int:
-        """Every position up to here is settled for this group."""
+        """Returns the position up to which every message is settled for this group."""
         floor = self.passed()
         for kind in (*keys.PLACES, keys.RUN):
             for key, _ in snap.scan(*self.rows(kind)):
@@ -56,7 +56,9 @@ class Group(Leases):
         return floor
 
     def under_way(self, snap: Snapshot, key: str, overdue: int) -> list[int]:
-        """The messages of a key under way, once a take has given up those up to `overdue` that no lease holds."""
+        """Returns the messages of a key that are under way after a take has given up unleased messages up to
+        `overdue`.
+        """
         occupants = self.occupants(snap, key)
         live = [seq for seq in occupants if seq > overdue or self.lease_of(snap, seq) is not None]
         if len(live) < len(occupants):

@@ -1,4 +1,4 @@
-"""The places of queues' state in the engine's ordered map; see the package's docstring for what each row means."""
+"""The keys of queues' rows in the engine's ordered map; the package's docstring describes each row."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ _rank_seq = struct.Struct(">IQ")
 _due_seq = struct.Struct(">QQ")
 HIGHEST_PRIORITY = (1 << 31) - 1
 FRONT = HIGHEST_PRIORITY
-"""The rank of messages pushed to the front: before all others, also in a queue without priorities."""
+"""The rank of messages that were pushed to the front: before all others, also in a queue without priorities."""
 LOWEST_PRIORITY = -(1 << 31)
 MOST_PURGES = (1 << 16) - 1
 ALL_GROUPS = (1 << 32) - 1
-"""The group of those rows of flow control that are about pushes."""
+"""The group of flow control rows about pushes."""
 _SHARED = b"qt"
 _GROUP = b"qg"
 _FLOW = b"qf"
@@ -38,7 +38,7 @@ STEP, PROGRESS = b"e", b"o"
 PLACES = b"r", b"s", b"k", b"f"
 """Messages with a row of their own, by state: ready, waiting, held, failed."""
 READY, LANE, TURN, WAITING, HELD = b"y", b"u", b"z", b"w", b"h"
-"""The kinds of a group's rows; those of the last line order messages of one state."""
+"""The kinds of a group's rows; the kinds of the last line order messages of one state."""
 
 
 # ── the queue ──────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -72,7 +72,10 @@ def override_key(topic: int, seq: int) -> bytes:
 
 
 def letter_key(topic: int, origin: str, seq: int) -> bytes:
-    """The row of a dead letter; names longer than a queue's may be cut, none of them is one."""
+    """Returns the key of the row of a dead letter.
+
+    Names that are longer than a queue's name are cut, because no queue has such a name.
+    """
     text = origin.encode()[: MAX_NAME_LENGTH + 1]
     return _shared.pack(_SHARED, topic, b"l") + _length.pack(len(text)) + text + _seq.pack(seq)
 
@@ -90,7 +93,7 @@ def tick_key(topic: int, due: int, name: str) -> bytes:
 
 
 def split_tick(key: bytes) -> tuple[int, str]:
-    """The time of a tick, and the name of its periodic message."""
+    """Returns the time of a tick, and the name of its periodic message."""
     return _seq.unpack_from(key, _shared.size)[0], stored_name(key[_shared_seq.size :])
 
 
@@ -127,22 +130,22 @@ def last_failure_range(topic: int) -> tuple[bytes, bytes]:
 
 
 def split_presence(key: bytes) -> tuple[int, str]:
-    """The group's id and the consumer's name, of a row of its presence or its last failure."""
+    """Returns the group's id and the consumer's name, of a row of its presence or its last failure."""
     return struct.unpack_from(">I", key, _shared.size)[0], stored_name(key[_shared.size + 4 :])
 
 
 def shared_range(topic: int) -> tuple[bytes, bytes]:
-    """Every row of a queue that is no group's."""
+    """Returns the range of the rows of a queue that belong to no group."""
     return struct.pack(">2sI", _SHARED, topic), struct.pack(">2sI", _SHARED, topic + 1)
 
 
 def join_key(id: str, number: int | None = None) -> bytes:
-    """The row of a join of calls, or of the result of one of them."""
+    """Returns the row of a join of calls, or of the result of one of them."""
     return b"qj" + id.encode() + (b"" if number is None else b"/" + number.to_bytes(4))
 
 
 def place_key(token: str) -> bytes:
-    """The row that says where the message is whose outcome has this token."""
+    """Returns the row that says where the message is whose outcome has this token."""
     return b"qc" + token.encode()
 
 
@@ -153,17 +156,17 @@ def group_prefix(topic: int, group: int, purges: int = 0) -> bytes:
 
 
 def group_range(topic: int, group: int, purges: int) -> tuple[bytes, bytes]:
-    """Every row of a group."""
+    """Returns every row of a group."""
     return group_prefix(topic, group, purges), group_prefix(topic, group + 1, purges)
 
 
 def groups_range(topic: int) -> tuple[bytes, bytes]:
-    """Every row of every group of a queue, also those from before a purge."""
+    """Returns every row of every group of a queue, also those from before a purge."""
     return group_prefix(topic, 0), group_prefix(topic + 1, 0)
 
 
 def purged_ranges(topic: int, purges: int) -> list[tuple[bytes, bytes]]:
-    """The rows of groups from before the last purge; the number begins anew after `MOST_PURGES`."""
+    """Returns the rows of groups from before the last purge; the number begins anew after `MOST_PURGES`."""
     first, end = groups_range(topic)
     return [(first, group_prefix(topic, 0, purges)), (group_prefix(topic, 0, purges + 1), end)]
 
@@ -213,18 +216,20 @@ def _text(value: str) -> bytes:
 
 # ── what a key says ────────────────────────────────────────────────────────────────────────────────────────────────
 def tail_seq(key: bytes) -> int:
-    """The number a key ends with: a position, or a lease's id."""
+    """Returns the number at the end of a key: a position, or a lease's id."""
     return _seq.unpack_from(key, len(key) - 8)[0]  # type: ignore[no-any-return]
 
 
 def split_ready(key: bytes) -> tuple[int, int]:
-    """Priority and position of a ready row."""
+    """Returns priority and position of a ready row."""
     rank, seq = _rank_seq.unpack_from(key, _row.size)
     return HIGHEST_PRIORITY - rank, seq
 
 
 def split_due(key: bytes) -> tuple[int, int]:
-    """Due time and position of a waiting row; turn and position of a row of turns; position and lease of a batch."""
+    """Returns due time and position of a waiting row; turn and position of a row of turns; position and lease of a
+    batch.
+    """
     return _due_seq.unpack_from(key, _row.size)
 
 
@@ -250,7 +255,7 @@ encode = msgspec.msgpack.Encoder().encode
 
 
 def row_decoder(kind: type[T]) -> Callable[[bytes, str], T]:
-    """Returns the decoder of rows of one kind, of a queue that Corrupt names when a row does not decode."""
+    """Returns the decoder of rows of one kind; its Corrupt errors name the queue."""
     decode = msgspec.msgpack.Decoder(kind).decode
 
     def read(value: bytes, queue: str) -> T:
@@ -268,25 +273,25 @@ def flow_key(topic: int, group: int, tag: bytes, name: str = "") -> bytes:
 
 
 def flow_rows(topic: int, group: int, tag: bytes) -> tuple[bytes, bytes]:
-    """All of a group's rows of one kind."""
+    """Returns all of a group's rows of one kind."""
     return _row.pack(_FLOW, topic, group, tag), _row.pack(_FLOW, topic, group, bytes([tag[0] + 1]))
 
 
 def flow_tag(key: bytes) -> bytes:
-    """The kind of a row."""
+    """Returns the kind of a row."""
     return key[_group.size : _row.size]
 
 
 def flow_name(key: bytes) -> bytes:
-    """The key, text or lane that a row is about."""
+    """Returns the key, text or lane that a row is about."""
     return key[_row.size :]
 
 
 def flow_of_group(topic: int, group: int) -> tuple[bytes, bytes]:
-    """Every row of a group."""
+    """Returns every row of a group."""
     return _group.pack(_FLOW, topic, group), _group.pack(_FLOW, topic, group + 1)
 
 
 def flow_of_queue(topic: int) -> tuple[bytes, bytes]:
-    """Every row of every group of a queue."""
+    """Returns every row of every group of a queue."""
     return _group.pack(_FLOW, topic, 0), _group.pack(_FLOW, topic + 1, 0)

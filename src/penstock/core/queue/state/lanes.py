@@ -1,16 +1,16 @@
-"""The lanes of one group: messages that go one after another, by their ordering key or in turns with other lanes.
+"""The lanes of one group: messages that are delivered one after another by ordering key, or in turns with other lanes.
 
-Runs of held messages: a million messages may wait behind one key. A take that has to get past them writes, for some
-blocks of them, one row that says from where to where they lie and how many are left (`p`), and for every key among
-them one that says where its first one is (`h`, with the run's end as its value). When the key is free again its first
-message leaves the run, and the key's row moves on to the next one.
+Runs of held messages: a million messages may wait behind one key. A take that skips such messages writes, for some
+blocks of them, one row with their first and last position and the number of messages left (`p`), and for every key one
+row with the position of its first message (`h`, with the run's end as its value). When the key is free again, its first
+message leaves the run, and the key's row moves on to the next message.
 
 Lanes, in a queue with fair share: messages are sorted by a header or by their key, and the lanes take turns. This is
 start-time fair queuing: the first message of every lane has a turn, and the lowest turn is next. A lane that hands a
-message out has its next turn one later; one that had nothing begins with the group's present turn. A message that goes
-unhandled (discarded, moved, too old) leaves its turn to the next of its lane. One that was handed out keeps its turn
-until it is settled. A take reads the first row of an index; it searches nothing. A lane that has nothing ready has no
-row: the turn it would have had next becomes the group's, so that it does not come before others when it has something
+message out has its next turn one later; an empty lane begins with the group's current turn. A message that is removed
+unhandled (discarded, moved, too old) leaves its turn to the next message of its lane. A message that was handed out
+keeps its turn until it is settled. A take reads the first row of an index and searches nothing. A lane without ready
+messages has no row: its next turn becomes the group's turn, so that it does not go before others when it gets a message
 soon after.
 """
 
@@ -27,9 +27,9 @@ from penstock.core.queue.state.records import HELD, NEVER, MessageRow, blake2b
 from penstock.core.queue.state.rows import GroupRows
 
 LONGEST_LANE = 200
-"""Bytes of a lane's name that are kept as they are: a header may be longer than a row's key."""
+"""The bytes of a lane's name that are kept unchanged: a header may be longer than a row's key."""
 TURN_STEP = 32
-"""The number of messages with the same turn a take looks at together."""
+"""The number of messages with the same turn that a take checks together."""
 
 _run = struct.Struct(">QQ")
 
@@ -41,17 +41,17 @@ class Lanes(GroupRows):
 
     # ── ordering keys ────────────────────────────────────────────────────────────────────────────────────────────────
     def occupants(self, snap: Snapshot, key: str) -> list[int]:
-        """The positions of a key's messages that are under way: ready, waiting for a time, or in flight."""
+        """Returns the positions of a key's messages that are under way: ready, waiting for a time, or in flight."""
         value = snap.get(keys.busy_key(self.prefix, key))
         return [] if value is None else keys.unpack_seqs(value)
 
     def is_busy(self, snap: Snapshot, key: str) -> bool:
-        """Returns True if a message of a key has to be settled before the next one may go."""
+        """Returns True if a message of a key must be settled before the next message may go."""
         value = snap.get(keys.busy_key(self.prefix, key))
         return value is not None and len(value) >= 8 * self.queue.record.policy.max_in_flight_per_key
 
     def occupy(self, commit: Commit, key: str, seqs: list[int]) -> None:
-        """Says which messages of a key are under way."""
+        """Stores which messages of a key are under way."""
         row = keys.busy_key(self.prefix, key)
         if seqs:
             commit.tx.put(row, keys.pack_seqs(seqs))
@@ -66,7 +66,7 @@ class Lanes(GroupRows):
         return None
 
     def held_with_key(self, snap: Snapshot, key: str, after: int) -> Iterator[int]:
-        """The positions of a key's held messages beyond another, ascending."""
+        """Yields the positions of a key's held messages beyond a position, ascending."""
         for row, end in snap.scan(*keys.held_range(self.prefix, key)):
             seq = keys.tail_seq(row)
             if end:
@@ -76,7 +76,7 @@ class Lanes(GroupRows):
 
     # ── runs of held messages ────────────────────────────────────────────────────────────────────────────────────────
     def hold_run(self, commit: Commit, start: int, end: int, count: int, firsts: Mapping[str | None, int]) -> None:
-        """Holds the messages from the frontier to `end`, `count` of them, the first of each key as `firsts` says."""
+        """Holds `count` messages from the frontier to `end`; `firsts` has the first position of each key."""
         for key, seq in firsts.items():
             commit.tx.put(keys.held_key(self.prefix, key or "", seq), keys.pack_seq(end))
         commit.tx.put(self.row(keys.RUN, start), _run.pack(end, count))
@@ -84,9 +84,9 @@ class Lanes(GroupRows):
         self.record.runs += 1
 
     def runs(self, snap: Snapshot, through: int | None = None, after: int = 0) -> Iterator[tuple[int, int, int]]:
-        """The runs, ascending: first position, last position, how many messages are left.
+        """Yields the runs, ascending: first position, last position, and the number of messages left.
 
-        `after`: from the run on that begins last at or before this position.
+        With `after`, begins with the last run that starts at or before this position.
         """
         if self.record.runs:
             low, high = self.rows(keys.RUN, 0, through)
@@ -97,7 +97,7 @@ class Lanes(GroupRows):
                 yield keys.tail_seq(key), *_run.unpack(value)
 
     def run_members(self, snap: Snapshot, through: int | None = None, after: int = 0) -> Iterator[tuple[int, str]]:
-        """The messages of all runs, ascending, with their keys."""
+        """Yields the messages of all runs, ascending, with their keys."""
         for start, end, _ in self.runs(snap, through, after):
             first, last = max(start, after + 1), end if through is None else min(end, through)
             following: dict[str, Iterator[tuple[int, int]]] = {}
@@ -115,8 +115,9 @@ class Lanes(GroupRows):
                     yield seq, key
 
     def _stretches(self, snap: Snapshot, key: str, first: int, last: int) -> Iterator[tuple[int, int]]:
-        """The ranges in which a key's messages are held in runs, ascending: from the one that holds `first` to the one
-        that holds `last`."""
+        """Yields the ranges in which a key's messages are held in runs, ascending, from the range with `first` to
+        the range with `last`.
+        """
         low, begin = keys.held_range(self.prefix, key)[0], keys.held_key(self.prefix, key, first)
         low = next((row for row, _ in snap.scan(low, begin, reverse=True)), begin)
         for row, value in snap.scan(low, keys.held_key(self.prefix, key, last + 1)):
@@ -124,7 +125,7 @@ class Lanes(GroupRows):
                 yield keys.tail_seq(row), keys.unpack_seq(value)
 
     def stretch_of(self, snap: Snapshot, seq: int) -> tuple[str, int, int] | None:
-        """The key of a message that is held in a run, and from where to where its key is held there."""
+        """Returns the key of a message in a run, and the first and last position at which the run holds this key."""
         run = next(iter(snap.scan(*self.rows(keys.RUN, 0, seq), reverse=True)), None)
         if run is None or _run.unpack(run[1])[0] < seq:
             return None
@@ -139,7 +140,7 @@ class Lanes(GroupRows):
         return event.key, keys.tail_seq(row[0]), keys.unpack_seq(row[1])
 
     def _with_key(self, snap: Snapshot, key: str, first: int, last: int) -> Iterator[int]:
-        """The positions of a key's messages between two others, settled or not."""
+        """Yields the positions of a key's messages between two positions, settled or not."""
         while (found := self.queue.blocks.find(snap, first, last)) is not None:
             block, row = found
             at = row_with_key(block, row, block.row_after(last), key)
@@ -148,7 +149,7 @@ class Lanes(GroupRows):
             first = (block.last if at is None else block.seq(at)) + 1
 
     def leave_run(self, commit: Commit, seq: int, key: str, first: int, last: int) -> None:
-        """Takes a message out of its run; the key's messages before and after it stay there."""
+        """Removes a message from its run; earlier and later messages of the key stay in the run."""
         tx = commit.tx
         own = keys.held_key(self.prefix, key, first)
         if first < seq:
@@ -168,21 +169,22 @@ class Lanes(GroupRows):
 
     # ── turns ────────────────────────────────────────────────────────────────────────────────────────────────────────
     def next_in_turn(self, snap: Snapshot, latest: int, limit: int) -> list[int]:
-        """Returns several messages that have the lowest turn: once one is taken, the next of its lane has a
-        later one."""
+        """Returns several messages with the lowest turn: after a take, the next message of the lane has a later
+        turn.
+        """
         found: list[int] = []
         present = 0
         for key, _ in snap.scan(*self.rows(keys.TURN)):
             turn, seq = keys.split_due(key)
             if (found and turn != present) or len(found) >= min(limit, TURN_STEP):
                 break
-            if seq <= latest:  # what this very commit pushes has its row, but its event is not written yet
+            if seq <= latest:  # a message of this very commit has its row, but its event is not written yet
                 present = turn
                 found.append(seq)
         return found
 
     def lane_for(self, commit: Commit, message: MessageRow, lane: str | None) -> str | None:
-        """The lane in which a ready message waits for its turn; None where it needs none."""
+        """Returns the lane in which a ready message waits for its turn; None when it needs no lane."""
         fair_by = self.queue.record.policy.fair_by
         if fair_by is None or message.turn:
             return None
@@ -192,7 +194,7 @@ class Lanes(GroupRows):
         return lane_of(fair_by, message.key, None if event is None else event.headers)
 
     def join_lane(self, commit: Commit, lane: str, seq: int) -> None:
-        """Adds a message to its lane; it has the lane's turn if it is the first."""
+        """Adds a message to its lane; the first message of a lane gets the lane's turn."""
         tx, row = commit.tx, self._lane_row(lane)
         turn, first = _read_lane(tx, row)
         tx.put(keys.lane_key(self.prefix, lane, seq), b"")
@@ -206,8 +208,11 @@ class Lanes(GroupRows):
         tx.put(row, keys.pack_seqs([turn, seq]))
 
     def leave_lane(self, commit: Commit, lane: str, seq: int, spent: int = 0) -> int:
-        """Takes a message out of its lane, and gives its turn to the next one. A message that is handed out has `spent`
-        its turn, and keeps it: the next one gets the turn after. Returns the lane's turn before."""
+        """Removes a message from its lane, and gives its turn to the next message.
+
+        A message that is handed out has `spent` its turn and keeps it: the next message gets the following turn.
+        Returns the lane's earlier turn.
+        """
         commit.tx.delete(keys.lane_key(self.prefix, lane, seq))
         turn, first = _read_lane(commit.tx, self._lane_row(lane))
         if first == seq:
@@ -217,7 +222,7 @@ class Lanes(GroupRows):
         return turn
 
     def _give_turn(self, commit: Commit, lane: str, turn: int, after: int) -> None:
-        """Gives the first message of a lane after a position the lane's turn; without one the lane goes."""
+        """Gives the lane's turn to the first message of the lane after a position; removes an empty lane."""
         first = self._first_in_lane(commit.tx, lane, after)
         if first:
             commit.tx.put(keys.turn_key(self.prefix, turn, first), b"")
@@ -228,7 +233,7 @@ class Lanes(GroupRows):
             self.record.turn = max(self.record.turn, turn)
 
     def _first_in_lane(self, snap: Snapshot, lane: str, after: int) -> int:
-        """The first ready message of a lane after a position, 0 when there is none."""
+        """Returns the first ready message of a lane after a position, 0 when there is none."""
         start = keys.lane_key(self.prefix, lane, after + 1)
         for key, _ in snap.scan(start, keys.lane_end(self.prefix, lane)):
             return keys.tail_seq(key)
@@ -239,7 +244,7 @@ class Lanes(GroupRows):
 
 
 def lane_of(fair_by: str, key: str | None, headers: Mapping[str, str] | None) -> str:
-    """The lane of a message; those that do not say share one."""
+    """Returns the lane of a message; messages without the field share one lane."""
     if fair_by == "key":
         lane = key or ""
     elif fair_by.startswith("key:"):
@@ -251,7 +256,7 @@ def lane_of(fair_by: str, key: str | None, headers: Mapping[str, str] | None) ->
 
 
 def _read_lane(snap: Snapshot, row: bytes) -> tuple[int, int]:
-    """A lane's turn, and the position of its first ready message; 0: it has none."""
+    """Returns a lane's turn, and the position of its first ready message, 0 for none."""
     value = snap.get(row)
     turn, first = (0, 0) if value is None else keys.unpack_seqs(value)
     return turn, first

@@ -1,4 +1,4 @@
-"""The leases of one group: which messages consumers hold, until when, and the tokens that name them."""
+"""The leases of one group: the messages that consumers hold, their deadlines, and the tokens that name them."""
 
 from __future__ import annotations
 
@@ -47,17 +47,17 @@ class Lease(msgspec.Struct, array_like=True):
     label: str
     consumer: str | None = None
     settled: bytes = b""
-    """A bit for every message of the lease that is no longer held by it."""
+    """A bit for every message that the lease no longer holds."""
     messages: list[MessageRow] | None = None
     extended: dict[int, tuple[int, int]] | None = None
-    """Messages with another deadline than the lease's: deadline and the time of the extension."""
+    """Messages with their own deadline: the deadline, and the time of the extension."""
     owner: str | None = None
-    """Who must be alive for an endless lease to hold."""
+    """The owner that must be alive for an endless lease to hold."""
     renewed_ms: int = 0
     """The time when the whole lease was last extended."""
 
     def set_back(self, now: int) -> None:
-        """Follows a clock that was set back: nothing of the lease began later than now, or lasts longer than before."""
+        """Adjusts to a clock that was set back: the lease began no later than now, and lasts no longer than before."""
         self.deadline = _deadline(self.renewed_ms or self.delivered_ms, self.deadline, now)
         self.renewed_ms, self.delivered_ms = min(self.renewed_ms, now), min(self.delivered_ms, now)
         if self.extended:
@@ -74,8 +74,9 @@ class Lease(msgspec.Struct, array_like=True):
         return self.start + index if self.messages is None else self.messages[index].seq
 
     def stretches(self) -> list[tuple[int, int, int]]:
-        """Returns the stretches of a list whose messages are neighbours: the index of the first, and from where to
-        where they lie."""
+        """Returns the stretches of neighbouring messages of a list: the index of the first message, and the first
+        and last position.
+        """
         begins: list[tuple[int, int]] = []
         following = 0
         for index, message in enumerate(self.messages or ()):
@@ -91,7 +92,7 @@ class Lease(msgspec.Struct, array_like=True):
         return self.deadline
 
     def deadlines(self) -> list[int]:
-        """The deadlines of what the lease still holds, those that end."""
+        """Returns the finite deadlines of the messages that the lease still holds."""
         held = self.held()
         found = {self.deadline_of(index) for index in held} if self.extended else {self.deadline} if held else set()
         return [deadline for deadline in found if deadline != NEVER]
@@ -110,11 +111,11 @@ class Lease(msgspec.Struct, array_like=True):
         return byte >= len(self.settled) or not self.settled[byte] >> (index & 7) & 1
 
     def held_mask(self) -> int:
-        """The messages still held, a bit each."""
+        """Returns the messages that are still held, one bit each."""
         return (1 << self.count) - 1 & ~int.from_bytes(self.settled, "little")
 
     def held(self) -> list[int]:
-        """The messages still held, by index."""
+        """Returns the messages that are still held, by index."""
         return indexes_of(self.held_mask()) if self.settled else list(range(self.count))
 
 
@@ -123,12 +124,12 @@ def _deadline(since: int, deadline: int, now: int) -> int:
 
 
 LONGEST_LEASE = 1024
-"""The most messages under one lease: settling one of them rewrites its row."""
+"""The most messages under one lease, because settling a message rewrites the lease's row."""
 LISTED, RUN, SINGLE = 1 << 44, 2 << 44, 3 << 44
 
 
 def indexes_of(mask: int) -> list[int]:
-    """The places of the bits that are set."""
+    """Returns the indexes of the bits that are set."""
     return [index for index in range(mask.bit_length()) if mask >> index & 1]
 
 
@@ -148,12 +149,12 @@ class HeldMessage(msgspec.Struct, Generic[Holder], eq=False):
         return self.lease.seq(self.index)
 
     def ended(self, now: int) -> bool:
-        """Returns whether the lease has ended, though no take may have noticed."""
+        """Returns whether the lease has ended, even if no take has noticed it."""
         return self.lease.deadline_of(self.index) <= now
 
 
 class Leases(Places):
-    """The leases of a group, each over messages that are in no other place."""
+    """The leases of a group; a leased message is in no other place."""
 
     __slots__ = ("_leases",)
 
@@ -162,7 +163,7 @@ class Leases(Places):
         self._leases: dict[int, Lease] = {}
 
     def lease(self, snap: Snapshot, lease_id: int) -> Lease | None:
-        """A lease by its id, or None when all its messages are settled."""
+        """Returns a lease by its id, or None when all its messages are settled."""
         lease = self._leases.get(lease_id)
         if lease is None and self.record.leases > len(self._leases):
             value = snap.get(self.prefix + keys.LEASE + lease_id.to_bytes(8))
@@ -171,7 +172,7 @@ class Leases(Places):
         return lease
 
     def leases(self, snap: Snapshot, after: int = 0) -> Iterator[tuple[int, Lease]]:
-        """Every lease with a higher id than `after`, the oldest first."""
+        """Returns every lease with a higher id than `after`, the oldest first."""
         return self._read_leases(snap, *self.rows(keys.LEASE, after))
 
     def _read_leases(self, snap: Snapshot, low: bytes, high: bytes) -> Iterator[tuple[int, Lease]]:
@@ -183,7 +184,7 @@ class Leases(Places):
             yield lease_id, lease
 
     def lease_of(self, snap: Snapshot, seq: int) -> HeldMessage[Self] | None:
-        """A message under the lease that holds it; None when none does."""
+        """Returns a message under its lease; None for an unleased message."""
         for lease_id, index in self._addresses(snap, seq) if self.record.in_flight else ():
             lease = self.lease(snap, lease_id)
             if lease is not None and lease.holds(index):
@@ -191,7 +192,7 @@ class Leases(Places):
         return None
 
     def _addresses(self, snap: Snapshot, seq: int) -> Iterator[tuple[int, int]]:
-        """Returns the addresses under which a message may be held: the ids of leases, and its index there."""
+        """Yields the addresses under which a message may be held: the id of a lease, and the index in it."""
         yield SINGLE | seq, 0
         for key, _ in snap.scan(self.row(keys.LEASE, RUN), self.row(keys.LEASE, RUN | seq + 1), reverse=True):
             yield keys.tail_seq(key), seq - (keys.tail_seq(key) ^ RUN)
@@ -203,7 +204,7 @@ class Leases(Places):
                 yield lease_id, index + seq - first
 
     def in_flight(self, snap: Snapshot, after: int = 0) -> Iterator[HeldMessage[Self]]:
-        """The messages beyond a position that leases hold, ascending, read as they are asked for."""
+        """Yields the leased messages beyond a position, ascending, read on demand."""
         if not self.record.in_flight:
             return iter(())
         runs, singles, end = (self.row(keys.LEASE, kind) for kind in (RUN, SINGLE, SINGLE + RUN))
@@ -222,7 +223,10 @@ class Leases(Places):
             yield from (one for one in held if one.seq > after)
 
     def _held_in_lists(self, snap: Snapshot, after: int) -> Iterator[HeldMessage[Self]]:
-        """Stretches of several lists may lie within each other: those that have begun are held side by side."""
+        """Yields the messages of leases over lists.
+
+        Stretches of several lists may overlap, so the stretches that have begun are merged.
+        """
         begun: list[tuple[int, HeldMessage[Self]]] = []
         low = keys.batch_key(self.prefix, max(0, after - LONGEST_LEASE), 0)
         for key, value in snap.scan(low, self.rows(keys.BATCH)[1]):
@@ -236,10 +240,11 @@ class Leases(Places):
         yield from (held for _, held in sorted(begun, key=lambda one: one[0]))
 
     def add_lease(self, commit: Commit, lease: Lease) -> int:
-        """Stores a new lease over messages that are taken, and gives it its id.
+        """Stores a new lease over taken messages, and assigns its id.
 
-        By the id the lease of a message is found: of one message, and of a run, it says the position it begins
-        with, and no two at a time begin with the same. Of a list it counts up, and rows lead there from the messages.
+        The id leads from a message to its lease. For one message or a run, the id is the first position, and no two
+        leases begin with the same position at a time. For a list, the id counts up, and rows lead from the messages to
+        the lease.
         """
         record = self.record
         if lease.count == 1:
@@ -259,7 +264,7 @@ class Leases(Places):
             if not record.next_deadline or lease.deadline < record.next_deadline:
                 record.next_deadline = lease.deadline
             if record.swept and (not record.swept_deadline or lease.deadline < record.swept_deadline):
-                record.swept_deadline = lease.deadline  # the look under way may have passed its place
+                record.swept_deadline = lease.deadline  # the sweep under way may have passed its place
         self._leases[lease_id] = lease
         commit.tx.put(self.prefix + keys.LEASE + lease_id.to_bytes(8), encode(lease))
         commit.touch(self)
@@ -271,7 +276,7 @@ class Leases(Places):
         commit.tx.put(self.prefix + keys.LEASE + lease_id.to_bytes(8), encode(lease))
 
     def release(self, commit: Commit, lease_id: int, lease: Lease, mask: int, change: Change | None) -> None:
-        """Takes messages (a bit each, all of them held) out of a lease; the lease goes with its last message."""
+        """Removes held messages (one bit each) from a lease; the lease is deleted with its last message."""
         record = self.record
         if self.queue.feed is not None and change is not TOLD_TOGETHER:
             self._tell_lease(commit, change, lease, indexes_of(mask))
@@ -297,7 +302,7 @@ class Leases(Places):
                 commit.tx.delete(keys.batch_key(self.prefix, first, lease_id))
 
     def set_leases_back(self, commit: Commit) -> None:
-        """Follows a clock that was set back: no lease began later than now."""
+        """Adjusts to a clock that was set back: no lease began later than now."""
         record = self.record
         record.next_deadline = record.swept = record.swept_deadline = 0
         for lease_id, lease in list(self.leases(commit.tx)):
@@ -309,14 +314,14 @@ class Leases(Places):
     def take_back(
         self, commit: Commit, lease_id: int, lease: Lease, indexes: list[int], change: Change | None
     ) -> list[MessageRow]:
-        """Takes messages out of a lease that go elsewhere, and returns them; `move` puts them there."""
+        """Removes messages from a lease and returns them; `move` gives them another place."""
         messages = [msgspec.structs.replace(lease.message(index), state=TAKEN) for index in indexes]
         if indexes:
             self.release(commit, lease_id, lease, sum(1 << index for index in indexes), change)
         return messages
 
     def _tell_lease(self, commit: Commit, change: Change, lease: Lease, indexes: Iterable[int]) -> None:
-        """Does the same for messages of a lease."""
+        """Records a change of messages of a lease in the feed."""
         assert self.queue.feed is not None
         for message in (lease.message(index) for index in indexes):
             self.queue.feed.note(commit, change, message.seq, self.name, message.attempts, lease.consumer)
@@ -324,7 +329,7 @@ class Leases(Places):
     def ended_attempts(
         self, commit: Commit, lease: Lease, message: MessageRow, ended_ms: int, ended: AttemptEnd, error: str | None
     ) -> list[AttemptRow]:
-        """A message's failed attempts with the one that ends now, under this lease; the newest ones."""
+        """Returns a message's newest failed attempts, including the attempt that ends now under this lease."""
         who = lease.consumer
         known = None if who is None else self.queue.presence(commit.tx, lease.label, who)
         host = None if known is None else known.host or None
@@ -342,7 +347,7 @@ _POOL = 512 * _SECRET
 
 MAX_GROUP = (1 << 16) - 1
 NUMBER_BITS, INDEX_BITS = 46, 10
-"""Of a lease's number, and of a message's index in it."""
+"""The bits of a lease's number, and of a message's index in the lease."""
 
 
 class Address(msgspec.Struct, frozen=True):
@@ -358,7 +363,7 @@ _pool: list[bytes] = []
 
 
 def new_secret() -> bytes:
-    """Eight random bytes for a new lease; asked of the system a few hundred at a time."""
+    """Returns eight random bytes for a new lease; the system is asked for a few hundred at a time."""
     try:
         return _pool.pop()
     except IndexError:
@@ -367,11 +372,11 @@ def new_secret() -> bytes:
         return os.urandom(_SECRET)
 
 
-os.register_at_fork(after_in_child=_pool.clear)  # a child must not hand out its parent's secrets
+os.register_at_fork(after_in_child=_pool.clear)  # a child must not use its parent's secrets
 
 
 def make_token(topic: int, group: int, lease_id: int, index: int, secret: bytes) -> str:
-    """The token of a message of a lease."""
+    """Returns the token of a message of a lease."""
     body = _body(group, lease_id, index)
     tag = _tag(topic, body, secret)
     hidden = int.from_bytes(body) ^ _token_mask(tag)

@@ -1,9 +1,9 @@
-"""The place of each message of a group, and the only way from a place to another.
+"""The place of each message of a group, and the only way from one place to another.
 
 A message is untouched (above the frontier, and not marked as taken), or in a lease, or in a row of its own with the
-index row of its state, or in a run of held messages, or settled. `Places.find` says where it is, unless a lease holds
-it; `Places.move` takes it from there to elsewhere and changes rows, index and counters together. Many neighbours go at
-once: `mark_taken` and `add_lease` for a take, `hold_run` for those behind busy keys.
+index row of its state, or in a run of held messages, or settled. `Places.find` finds the place of an unleased message.
+`Places.move` moves a message to another place and changes rows, index and counters together. Many neighbours move at
+once: `mark_taken` and `add_lease` for a take, `hold_run` for messages behind busy keys.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ UNDER_WAY: Final = (READY, WAITING, TAKEN)
 PARKED: Final = (READY, WAITING, HELD, FAILED)
 """The states in which a message has a row of its own, or, held, is in a run."""
 UNFINISHED: Final = (READY, WAITING, HELD)
-"""Those of them in which it may still be delivered."""
+"""The states of a parked message that may still be delivered."""
 
 
 class Places(Lanes):
@@ -46,7 +46,7 @@ class Places(Lanes):
 
     # ── where a message is ───────────────────────────────────────────────────────────────────────────────────────────
     def find(self, snap: Snapshot, seq: int) -> MessageRow | None:
-        """The message at a position and the place it is in; None when it is settled or a lease holds it."""
+        """Returns the message at a position with its place; None for a settled or leased message."""
         for state in PARKED:
             if self.count_in_state(state) and (message := self.placed(snap, state, seq)) is not None:
                 return message
@@ -57,19 +57,21 @@ class Places(Lanes):
     def parked(
         self, snap: Snapshot, through: int | None = None, after: int = 0, states: Collection[int] = PARKED
     ) -> Iterator[MessageRow]:
-        """Messages with a row of their own, and those of runs, ascending, read as they are asked for."""
+        """Yields the messages with a row of their own and the messages of runs, ascending, read on demand."""
         sources = [self.rows_of(snap, state, through, after) for state in states if self.count_in_state(state)]
         if self.record.runs and HELD in states:
             sources.append(MessageRow(seq, HELD, key=key) for seq, key in self.run_members(snap, through, after))
         return heapq.merge(*sources, key=lambda message: message.seq) if len(sources) != 1 else iter(sources[0])
 
     def rows_of(self, snap: Snapshot, state: int, through: int | None, after: int) -> Iterator[MessageRow]:
-        """Messages that have a row of their own in a state."""
+        """Yields the messages that have a row of their own in a state."""
         scan = snap.scan(*self.rows(keys.PLACES[state], after, through))
         return (read_message(value, self.queue.name) for _, value in scan)
 
     def oldest(self, snap: Snapshot, through: int, after: int, states: Collection[int]) -> int:
-        """The first position between two others whose message is untouched, or in one of these states; 0: none."""
+        """Returns the first position between two positions whose message is untouched, or in one of these states; 0
+        for none.
+        """
         seqs = [start for start, _ in islice(self.untouched(snap, through, after), 1)]
         seqs += [message.seq for message in islice(self.parked(snap, through, after, states), 1)]
         return min(seqs, default=0)
@@ -85,7 +87,7 @@ class Places(Lanes):
         return True
 
     def untouched(self, snap: Snapshot, latest: int, after: int = 0) -> Iterator[tuple[int, int]]:
-        """The untouched positions beyond `after`, from where to where."""
+        """Yields the ranges of untouched positions beyond `after`."""
         start = max(self.record.frontier, after) + 1
         if self.record.until >= 0:
             latest = min(latest, self.record.until)
@@ -99,18 +101,18 @@ class Places(Lanes):
             yield start, latest
 
     def taken_ranges(self, snap: Snapshot, *, reverse: bool = False) -> Iterator[tuple[int, int]]:
-        """The ranges above the frontier that are taken, ascending unless `reverse`."""
+        """Yields the ranges above the frontier that are taken, ascending unless `reverse`."""
         if self.record.taken:
             for key, value in snap.scan(*self.rows(keys.TAKEN), reverse=reverse):
                 yield keys.tail_seq(key), keys.unpack_seq(value)
 
     # ── from one place to another ────────────────────────────────────────────────────────────────────────────────────
     def move(self, commit: Commit, message: MessageRow, state: int, lane: str | None = None) -> None:
-        """Moves a message from the place that its own state names to the place that `state` names.
+        """Moves a message from the place of its own state to the place of `state`.
 
-        Its rows are found by its fields: a caller that changes its due time moves it to `TAKEN` first. A message that
-        fails for good lets the next of its ordering key go. `lane`: its lane, in a queue with fair share, when its
-        event is not written yet.
+        The message's rows are found by its fields, so a caller that changes the due time first moves the message to
+        `TAKEN`. A message that fails permanently releases the next message of its ordering key. `lane` is its lane, in
+        a queue with fair share, when its event is not written yet.
         """
         was = message.state
         if was == UNTOUCHED:
@@ -124,7 +126,7 @@ class Places(Lanes):
             self.unblock_key(commit, message.key, message.seq)
 
     def remove(self, commit: Commit, message: MessageRow, change: Change | None) -> None:
-        """Settles a message that is in no lease, and lets the next of its ordering key go."""
+        """Settles an unleased message, and releases the next message of its ordering key."""
         was = message.state
         self.move(commit, message, TAKEN)
         if message.traced:
@@ -142,7 +144,7 @@ class Places(Lanes):
             self.remove(commit, message, change)
 
     def settle(self, commit: Commit, message: MessageRow) -> None:
-        """Settles a message that its lease has released: `remove`, with fewer steps, for every ack."""
+        """Settles a message that its lease has released: like `remove`, with fewer steps, for every ack."""
         if message.traced:
             commit.tx.delete(self.row(keys.TRAIL, message.seq))
         if message.key is not None:
@@ -154,9 +156,9 @@ class Places(Lanes):
         commit.tx.delete(self.row(keys.PROGRESS, seq))
 
     def requeue(self, commit: Commit, message: MessageRow, due: int = 0, lane: str | None = None) -> None:
-        """Makes a message ready, or has it wait until `due`.
+        """Makes a message ready, or lets it wait until `due`.
 
-        Of a key's messages that were not tried yet, the earliest goes first: it takes the place of a later one.
+        The earliest untried message of a key goes first: it takes the place of a later message.
         """
         if message.state != TAKEN:
             self.move(commit, message, TAKEN)
@@ -181,7 +183,7 @@ class Places(Lanes):
         self.move(commit, message, state, lane)
 
     def set_waits_back(self, commit: Commit) -> None:
-        """Follows a clock that was set back: no message began to wait later than now."""
+        """Adjusts to a clock that was set back: no message began to wait later than now."""
         for message in list(self.rows_of(commit.tx, WAITING, None, 0)):
             if message.since_ms > commit.now_ms:
                 self.move(commit, message, TAKEN)
@@ -189,14 +191,15 @@ class Places(Lanes):
                 self.move(commit, message, WAITING)
 
     def dequeue(self, commit: Commit, message: MessageRow) -> None:
-        """Takes a ready message out to hand it out, which is its lane's turn."""
+        """Removes a ready message to hand it out, which uses its lane's turn."""
         if message.lane is not None:
             message.turn, message.lane = self.leave_lane(commit, message.lane, message.seq, spent=1), None
         self.move(commit, message, TAKEN)
 
     def unblock_key(self, commit: Commit, key: str, settled: int = 0) -> bool:
-        """Makes held messages of a key ready, as many as may be under way at a time; True when it made any ready.
-        `settled`: a message that is not under way any more."""
+        """Makes held messages of a key ready, as many as may be under way at a time; returns True when it made a
+        message ready. `settled` is a message that is no longer under way.
+        """
         occupants = [one for one in self.occupants(commit.tx, key) if one != settled]
         most, before = self.queue.record.policy.max_in_flight_per_key, len(occupants)
         while len(occupants) < most and (following := self.first_held(commit.tx, key)) is not None:
@@ -206,7 +209,7 @@ class Places(Lanes):
         return len(occupants) > before
 
     def _last_untried(self, snap: Snapshot, occupants: list[int]) -> MessageRow | None:
-        """The last of a key's messages under way that has a row and has not been delivered yet."""
+        """Returns the last of a key's messages under way that has a row and has not been delivered yet."""
         for seq in sorted(occupants, reverse=True):
             message = self.find(snap, seq)
             if message is not None and not message.attempts:
@@ -256,7 +259,7 @@ class Places(Lanes):
         if state == WAITING and (not record.next_due or message.due < record.next_due):
             record.next_due = message.due
         if state in (READY, WAITING):
-            commit.touched.setdefault(self.queue.name, 0)  # takes wait for it, or for a later time
+            commit.touched.setdefault(self.queue.name, 0)  # takes wait for this message, or for a later time
 
     def _delete(self, commit: Commit, message: MessageRow) -> None:
         commit.touch(self)
@@ -285,7 +288,7 @@ class Places(Lanes):
             record.failed += by
 
     def order_key(self, message: MessageRow) -> bytes:
-        """The row that puts a message in order among those of its state; one that has failed has none."""
+        """Returns the key of the row that orders a message within its state; a failed message has no such row."""
         if message.state == READY:
             if message.turn:
                 return keys.turn_key(self.prefix, message.turn, message.seq)

@@ -9,7 +9,8 @@ from typing import Final
 import msgspec
 
 try:
-    from _blake2 import blake2b as blake2b  # what hashlib gives, without OpenSSL, which every start would wait for
+    # the same function as in hashlib, without OpenSSL, which would slow every start
+    from _blake2 import blake2b as blake2b
 except ImportError:
     from hashlib import blake2b as blake2b
 
@@ -25,9 +26,9 @@ WAITING: Final = 1
 HELD: Final = 2
 FAILED: Final = 3
 UNTOUCHED: Final = 4
-"""Above the frontier, and not marked as taken; no row says so."""
+"""The state of a message above the frontier that is not marked as taken; no row holds this state."""
 TAKEN: Final = 5
-"""In a lease, or on its way from one place to another; no row says so."""
+"""The state of a leased message, or of a message between two places; no row holds this state."""
 
 
 class QueueRecord(msgspec.Struct, array_like=True):
@@ -39,17 +40,20 @@ class QueueRecord(msgspec.Struct, array_like=True):
     groups: dict[str, int] = {}
     next_group: int = 1
     paused: dict[str, int] = {}
-    """Since when nothing is handed out, by group; of the whole queue, under the empty name."""
+    """The time since which a group is paused, by name; the empty name stands for the whole queue."""
     over_log: bool = False
-    """True if the topic had a history of its own when the queue was made: a queue removes no event of a log."""
+    """True if the topic had its own history when the queue was made: a queue removes no event of a log."""
     indexed: bool = True
-    """Stored, and not read."""
+    """A stored field that is not read."""
     purges: int = 0
-    """The number of purges: under this number lie the rows of its groups, and those under others are cleared in
-    passing; see `keys.purged_ranges`."""
+    """The number of purges.
+
+    The rows of the queue's groups are under this number; rows under other numbers are cleared in the background; see
+    `keys.purged_ranges`.
+    """
 
     def is_paused(self, group: str) -> bool:
-        """Returns True if a group gets nothing for now."""
+        """Returns True if a group is paused."""
         return "" in self.paused or group in self.paused
 
 
@@ -59,11 +63,11 @@ class Traits(msgspec.Struct, array_like=True):
     special: StoredPosition = 0
     """The highest position pushed with a delay or a priority."""
     overridden: bool = False
-    """True if anything was pushed with a retry budget of its own."""
+    """True if a message was pushed with its own retry budget."""
     replies: bool = False
-    """True if anything was pushed that wants a reply."""
+    """True if a message was pushed that wants a reply."""
     letters: bool = False
-    """True if dead letters have come."""
+    """True if the queue has received dead letters."""
     notes: bool = False
     """True if a handler has kept the result of a step, or its progress."""
 
@@ -74,28 +78,28 @@ class SpecialRow(msgspec.Struct, array_like=True, frozen=True, gc=False):
     priority: int = 0
     due: int = 0
     key: str | None = None
-    """The ordering key of one that waits for others of its key to take its place."""
+    """The ordering key of a debounced message, which further pushes of its key may replace."""
     since_ms: int = 0
-    """The time when its delay began; 0: it waits for a moment that its pusher named."""
+    """The time when the delay began; 0 when the message waits for a named moment."""
 
     def row(self, seq: int) -> MessageRow:
-        """The message as an untouched one."""
+        """Returns the message as an untouched one."""
         return MessageRow(seq, UNTOUCHED, 0, self.priority, self.key, self.due, since_ms=self.since_ms)
 
 
 LAYOUT: Final = 1
-"""Messages with a row lie by their state."""
+"""The layout in which messages with a row are stored by state."""
 
 
 class GroupRecord(msgspec.Struct, array_like=True):
     """The position of a group, and the number of messages in each state."""
 
     frontier: StoredPosition = 0
-    """Every position up to here was handed out; which of them are not settled, leases and messages say."""
+    """The position up to which every message was handed out; leases and rows hold the unsettled messages among them."""
     absorbed: StoredPosition = 0
-    """Delays and priorities of positions up to here are known to the group."""
+    """The position up to which the group has sorted in delays and priorities."""
     taken: int = 0
-    """Positions above the frontier that were handed out, or wait elsewhere, already."""
+    """The number of positions above the frontier that were handed out, or have a row, already."""
     ready: int = 0
     waiting: int = 0
     held: int = 0
@@ -105,40 +109,42 @@ class GroupRecord(msgspec.Struct, array_like=True):
     next_lease: int = 1
     """The next id of a lease with a list of messages."""
     next_due: int = 0
-    """No waiting message is due before this; 0: nothing waits."""
+    """A time before which no waiting message is due; 0 without waiting messages."""
     next_deadline: int = 0
-    """No lease ends before this; 0: there is none that ends."""
+    """A time before which no lease ends; 0 without leases that end."""
     endless: int = 0
-    """Leases that last as long as their owner's process."""
+    """The number of leases that last as long as their owner's process."""
     layout: int = LAYOUT
     """The layout of messages with a row; `QueueState.group` refuses any but this."""
     runs: int = 0
-    """Runs of messages held behind busy ordering keys that have no rows of their own; see `runs`."""
+    """The number of runs of messages behind busy ordering keys, which have no rows of their own; see `runs`."""
     until: int = -1
-    """Of the shared group in fanout mode: it keeps the unsettled messages up to this position, which no other group
-    wanted; later ones are the groups'. -1: it has all messages."""
+    """For the shared group in fanout mode: the position up to which it keeps unsettled messages that no other group
+    wanted; later messages belong to the groups. -1 when it has all messages.
+    """
     swept: int = 0
-    """Leases up to this id were looked at for those that have ended; 0: no such look is under way."""
+    """The id up to which the sweep under way has checked leases; 0 without a sweep."""
     swept_deadline: int = 0
-    """None of these ends before this; 0: none of them ends."""
+    """A time before which none of these leases ends; 0 when none of them ends."""
     settle_times: dict[int, int] = {}
-    """The number of messages took how long from delivery to acknowledgement: under n those that took less than 2**n
-    milliseconds, and at least half of that."""
+    """The number of messages by time from delivery to acknowledgement: n counts messages that took less than 2**n
+    milliseconds, and at least half of this time.
+    """
     turn: int = 0
-    """The turn with which a lane begins that had nothing, in a queue with fair share."""
+    """The turn with which an empty lane begins, in a queue with fair share."""
     seen_ms: int = 0
     """The latest time at which the group was changed: none of its leases, waits and limits began later."""
     failing: int = 0
-    """Attempts that failed since a message was acknowledged."""
+    """The number of attempts that failed since the last acknowledgement."""
 
 
 class MessageRow(msgspec.Struct, array_like=True):
-    """A message that one row stands for: it was delivered before, waits, is held, or has a priority."""
+    """A message with a row of its own: it was delivered before, waits, is held, or has a priority."""
 
     seq: StoredPosition
     state: int = READY
     attempts: int = 0
-    """Deliveries so far; in a lease, that lease's own included."""
+    """The number of deliveries so far; for a leased message, including the lease's delivery."""
     priority: int = 0
     key: str | None = None
     due: int = 0
@@ -147,15 +153,17 @@ class MessageRow(msgspec.Struct, array_like=True):
     last_ms: int = 0
     """The time when its last delivery began."""
     error: str | None = None
-    """Why its last attempt failed."""
+    """The error of the last attempt."""
     traced: bool = False
-    """True if there is a row with its failed attempts; see `trail`."""
+    """True if a row holds the failed attempts; see `trail`."""
     turn: int = 0
-    """The turn with which it was handed out, in a queue with fair share: it keeps it until it is settled. 0: none."""
+    """The turn with which the message was handed out, in a queue with fair share, which it keeps until it is
+    settled; 0 for none.
+    """
     lane: str | None = None
-    """The lane in which it is ready and waits for its turn."""
+    """The lane in which the ready message waits for its turn."""
     since_ms: int = 0
-    """Since when it waits until `due`; 0: it waits for a moment that its pusher named."""
+    """The time since which the message waits until `due`; 0 when it waits for a named moment."""
 
 
 read_queue = keys.row_decoder(QueueRecord)
@@ -179,7 +187,7 @@ class AttemptRow(msgspec.Struct, array_like=True, frozen=True):
     error: str | None = None
 
     def shown(self) -> Attempt:
-        """The attempt as callers see it."""
+        """Returns the attempt as callers see it."""
         times = from_ms(self.delivered_ms), from_ms(self.ended_ms)
         return Attempt(self.number, *times, self.ended, self.consumer, self.host, self.error)
 
@@ -188,7 +196,7 @@ class FailureTrail(msgspec.Struct, array_like=True, frozen=True):
     """A message's failed attempts, and where the last of them failed."""
 
     attempts: list[AttemptRow] = []
-    """The newest, the oldest of them first."""
+    """The newest failed attempts, in order."""
     traceback: str | None = None
 
     def shown(self) -> list[Attempt]:
@@ -216,7 +224,7 @@ class Presence(msgspec.Struct, frozen=True):
 
     seen_ms: int
     since_ms: int
-    """The time when it first took something, as the process or the server that it asks knows; 0: not known."""
+    """The time of the consumer's first take, as far as this process or the server knows; 0 when unknown."""
     host: str
 
 

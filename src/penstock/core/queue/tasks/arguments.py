@@ -27,7 +27,7 @@ class Signature:
 
     @cached_property
     def _hints(self) -> Mapping[str, Any]:
-        """The types of the parameters by name, where they can be known."""
+        """The types of the parameters by name, where they are known."""
         try:
             return typing.get_type_hints(self._function)
         except Exception:  # a name that exists for type checkers alone
@@ -35,7 +35,7 @@ class Signature:
 
     @property
     def _rest(self) -> inspect.Signature:
-        """What is given beside the first argument."""
+        """The signature without the first argument."""
         parameters = list(self._signature.parameters.values())
         if not parameters or parameters[0].kind in (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.VAR_KEYWORD):
             raise TypeError(f"{self._name}() takes no argument, and is to be called with what the call before returns")
@@ -45,9 +45,12 @@ class Signature:
     def payload(
         self, args: tuple[object, ...], kwargs: Mapping[str, object], *, follows: bool = False
     ) -> TaskArguments:
-        """The payload of a call. TypeError, as a call would raise, when the arguments do not fit the function: in
-        number, by name, or by their annotated types as they will be after their way through JSON. `follows`: its first
-        argument is what the call before it returns."""
+        """Returns the payload of a call.
+
+        Raises TypeError, like a call, when the arguments do not fit the function by number, by name, or by their
+        annotated types after a round trip through JSON. With `follows`, the first argument is the result of the earlier
+        call.
+        """
         positional, named = check_items(args, "args"), check_mapping(kwargs, "kwargs")
         given = (self._rest if follows else self._signature).bind(*positional, **named)
         payload = TaskArguments(positional, named)
@@ -56,7 +59,7 @@ class Signature:
         return payload
 
     def bound(self, payload: object) -> inspect.BoundArguments:
-        """The arguments a message brings, as the annotations want them; ConfigError when they do not fit."""
+        """Returns the arguments of a message in the annotated types; raises ConfigError when they do not fit."""
         try:
             given = msgspec.convert(payload, TaskArguments)
             bound = self._signature.bind(*given.args, **given.kwargs)
@@ -78,7 +81,7 @@ class Signature:
         return bound
 
     def _values(self, given: inspect.BoundArguments) -> Iterator[tuple[str, Any, object]]:
-        """Each value with the name of its parameter and its type."""
+        """Yields each value with the name of its parameter and its type."""
         for name, value in given.arguments.items():
             hint, kind = self._hints.get(name, Any), self._signature.parameters[name].kind
             if kind is inspect.Parameter.VAR_POSITIONAL:
@@ -89,7 +92,7 @@ class Signature:
                 yield name, hint, value
 
     def _check(self, name: str, hint: Any, value: object) -> None:
-        """Refuses a value that would not come back from JSON as the parameter wants it."""
+        """Refuses a value that JSON would not return in the parameter's type."""
         try:
             stored = msgspec.json.decode(encode_payload([value], typed=True))  # in a list: bytes are text there
             found = self._converted(stored[0], hint)
@@ -99,7 +102,7 @@ class Signature:
             raise TypeError(f"{self._name}() wants {name}: {wanted}, not {value!r:.60} ({why})") from None
         try:
             same = bool(found == value)
-        except Exception:  # two arrays, for one, have no truth
+        except Exception:  # the comparison of two arrays, for example, has no truth value
             same = True
         if not same:
             refuse_changed(value)
@@ -109,7 +112,7 @@ class Signature:
             return msgspec.convert(value, hint, str_keys=True)
         except msgspec.ValidationError:
             raise
-        except TypeError:  # a type that has no form of its own in JSON: what JSON has for it
+        except TypeError:  # a type without its own JSON form: its JSON value is passed
             return value
 
     def _unfit(self, why: str) -> ConfigError:
@@ -117,5 +120,5 @@ class Signature:
 
 
 def digest(payload: object) -> str:
-    """A short text that differs where payloads differ."""
+    """Returns a short text that differs where payloads differ."""
     return blake2b(encode_payload(payload), digest_size=16).hexdigest()

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 UNFIT = ("delay", "not_before", "dedup", "cause", "headers")
-"""Options of a push that a call cannot have which is pushed when another has returned, or together with others."""
+"""The options of a push that a following call, or a call of a join, cannot have."""
 
 
 class TaskCall:
@@ -43,18 +43,22 @@ class TaskCall:
         return f"<call of {self._task.name!r}>"
 
     def then(self, *following: TaskCall | Task[..., Any]) -> TaskCall:
-        """The same call, followed by others: each is called with what the one before it returned, then its own
-        arguments."""
+        """Returns the same call, followed by others: each following task is called with the earlier result, then its
+        own arguments.
+        """
         return TaskCall(self._tasks, self._task, self._args, self._kwargs, (*self._following, *following))
 
     def push(self) -> Receipt:
-        """Pushes the call. `tasks.result(receipt.id)` is about the last call of the chain, or the one that failed."""
+        """Pushes the call.
+
+        `tasks.result(receipt.id)` returns the state of the chain's last call, or of the call that failed.
+        """
         payload, options = self._pushed()
         receipt: Receipt = self._tasks.journal.queue(self._task.queue).push(payload, **options)
         return receipt
 
     async def push_async(self) -> Receipt:
-        """`push` for an event loop."""
+        """Does what `push` does, for an event loop."""
         payload, options = self._pushed()
         return await self._tasks.journal.queue(self._task.queue).submit(payload, **options)
 
@@ -71,7 +75,7 @@ class TaskCall:
         return [next_call for one in self._following for next_call in following(one)]
 
     def first(self) -> FirstCall:
-        """The call as one of several."""
+        """Returns the call as one of several."""
         payload, options = self._task.prepared(self._args, self._kwargs)
         return FirstCall(
             **_described(self._task, payload.args, payload.kwargs, options),
@@ -80,7 +84,7 @@ class TaskCall:
         )
 
     def follows(self) -> list[NextCall]:
-        """The call, and those after it, as ones that follow another."""
+        """Returns the call and the calls after it, as calls that follow another call."""
         payload = self._task.signature.payload(self._args, self._kwargs, follows=True)
         options = self._task.own_options()
         if callable(self._task.plan.key) and "key" not in options:
@@ -92,18 +96,18 @@ class TaskCall:
 
 
 class ChainStart(Generic[P]):
-    """A chain whose first call has no arguments yet: `push` takes them."""
+    """A chain whose first call gets its arguments from `push`."""
 
     def __init__(self, first: Task[P, Any], following: Sequence[TaskCall | Task[..., Any]]) -> None:
         self._first = first
         self._following = tuple(following)
 
     def then(self, *following: TaskCall | Task[..., Any]) -> ChainStart[P]:
-        """The same chain, followed by others."""
+        """Returns the same chain, followed by others."""
         return ChainStart(self._first, (*self._following, *following))
 
     def call(self, *args: P.args, **kwargs: P.kwargs) -> TaskCall:
-        """The chain with the arguments of its first call, not pushed yet."""
+        """Returns the chain with the arguments of its first call, not pushed yet."""
         return self._first.call(*args, **kwargs).then(*self._following)
 
     def push(self, *args: P.args, **kwargs: P.kwargs) -> Receipt:
@@ -111,12 +115,12 @@ class ChainStart(Generic[P]):
         return self.call(*args, **kwargs).push()
 
     async def push_async(self, *args: P.args, **kwargs: P.kwargs) -> Receipt:
-        """`push` for an event loop."""
+        """Does what `push` does, for an event loop."""
         return await self.call(*args, **kwargs).push_async()
 
 
 class Gather:
-    """Calls that are pushed together; `then` is called with the list of what they returned, in their order."""
+    """Calls that are pushed together; the call of `then` gets the list of their results, in order."""
 
     def __init__(
         self, tasks: Tasks, calls: Sequence[TaskCall], following: tuple[TaskCall | Task[..., Any], ...] = ()
@@ -131,11 +135,13 @@ class Gather:
         return f"<{len(self._calls)} calls together>"
 
     def then(self, *following: TaskCall | Task[..., Any]) -> Gather:
-        """The same, followed by others: the first is called with the list of results, then its own arguments."""
+        """Returns the same calls, followed by others: the first following task is called with the list of results,
+        then its own arguments.
+        """
         return Gather(self._tasks, self._calls, (*self._following, *following))
 
     def push(self) -> GatherReceipt:
-        """Pushes all of the calls in one commit. `tasks.result(receipt.id)` is about the last of those that follow."""
+        """Pushes all calls in one commit. `tasks.result(receipt.id)` returns the state of the last following call."""
         then = [one for call in self._following for one in following(call)]
         keep = None
         if self._following:
@@ -145,23 +151,23 @@ class Gather:
         return GatherReceipt(request.id, self._tasks.journal.push_together(request))
 
     async def push_async(self) -> GatherReceipt:
-        """`push` for an event loop."""
+        """Does what `push` does, for an event loop."""
         import asyncio
 
         return await asyncio.to_thread(self.push)
 
 
 class GatherReceipt(msgspec.Struct, frozen=True):
-    """Where calls that were pushed together are."""
+    """The receipt of calls that were pushed together."""
 
     id: str
-    """What `tasks.result` knows the call by that follows them all."""
+    """The id by which `tasks.result` finds the following call."""
     receipts: list[Receipt]
-    """Those of the calls, in their order."""
+    """The receipts of the calls, in their order."""
 
 
 def following(one: TaskCall | Task[..., Any]) -> list[NextCall]:
-    """What follows a call: a task is called with what came before alone."""
+    """Returns the calls that follow a call; a task without arguments is called with the earlier result alone."""
     from penstock.core.queue.tasks.task import Task
 
     if isinstance(one, Task):

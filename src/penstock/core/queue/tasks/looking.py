@@ -1,4 +1,4 @@
-"""Looking for a call by the id of its receipt, wherever its message went: in a queue, else in the kept outcomes."""
+"""Finds a call by the id of its receipt, wherever its message went: in a queue, else among the kept outcomes."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ _STATES: dict[str, CallState] = {"ready": "waiting", "delayed": "waiting", "in_f
 
 
 def find_call(queues: QueueRegistry, id: str) -> TaskState | None:
-    """The state of a call; None when there is none with this id whose message or outcome is there."""
+    """Returns the state of a call; None when neither message nor outcome of this id exists."""
     return None if parse_id(id) is None else _Search(queues, id).find()
 
 
 def with_result(found: TaskState) -> TaskState:
-    """Does the same with a result that is bytes as bytes."""
+    """Returns the state with a binary result as bytes."""
     return msgspec.structs.replace(found, result=decode_binary(found.result)) if found.binary else found
 
 
@@ -43,7 +43,7 @@ LOOKS = 5
 
 
 class _Search:
-    """A look for one call. The message is looked for first: once it is settled, its outcome is there."""
+    """A search for one call. It looks for the message first: once the message is settled, its outcome exists."""
 
     def __init__(self, queues: QueueRegistry, id: str) -> None:
         self._queues = queues
@@ -68,7 +68,7 @@ class _Search:
         return None
 
     def _joining(self) -> TaskState | None:
-        """A call that is pushed when others have returned, not all of which have."""
+        """Returns the state of a call that waits for other calls to return."""
         with self._queues.core.engine.read() as snap:
             row = find_join(snap, self._id)
             missing = [] if row is None else missing_calls(snap, self._id, row)
@@ -83,7 +83,7 @@ class _Search:
         )
 
     def _unsettled(self, queue: str, seq: int) -> TaskState | None:
-        """The call as its message in a queue has it; None when that is settled, or a dead letter."""
+        """Returns the state of a call from its message in a queue; None for a settled message or a dead letter."""
         with self._queues.core.engine.read() as snap:
             state = self._queues.cache.load(snap, queue)
             if state is None:
@@ -120,7 +120,7 @@ class _Search:
 
     # ── outcomes ─────────────────────────────────────────────────────────────────────────────────────────────────────
     def _outcome(self, event: Event | None) -> Event | None:
-        """The newest that is known of a call whose message is settled."""
+        """Returns the newest that is known of a call whose message is settled."""
         wanted = None if event is None else read_reply(event.headers, event.id)
         token = self._id if wanted is None else wanted.token
         topics = self._topics() if wanted is None else [wanted.topic]

@@ -1,4 +1,4 @@
-"""The options of a task's calls: when they are tried again, how long they may take, what is kept of them."""
+"""The options of a task's calls: their retries, their time limits, and how long results are kept."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ class TaskPlan(msgspec.Struct, frozen=True):
     give_up_on: tuple[type[BaseException], ...] = ()
     timeout: float | None = None
     keep: float | None = None
-    """Seconds for which results are kept; None: they are not."""
+    """The seconds for which results are kept; None for no results."""
     key: str | Callable[..., str] | None = None
     unique: bool | Callable[..., str] = False
 
     @classmethod
     def of(cls, options: TaskOptions, keep: float | None) -> TaskPlan:
-        """The plan that options say; `keep`: for how long results are kept, unless they say so."""
+        """Returns the plan of options; `keep` is the default time for which results are kept."""
         retry = options.get("retry")
         if retry is not None and not isinstance(retry, Retry):
             raise ConfigError(f"retry must be a Retry, not {retry!r:.80}")
@@ -71,10 +71,10 @@ class TaskPlan(msgspec.Struct, frozen=True):
         )
 
     def verdict(self, error: Exception, attempt: int) -> NackRequest | None:
-        """Returns the fate of a call whose attempt failed; None: what the queue's policy says.
+        """Returns how a failed call is settled; None leaves it to the queue's policy.
 
-        An error may say so itself (`GiveUp`, `TryAgain`). A call that took too long is tried again, whatever `retry_on`
-        names, unless `give_up_on` names `TaskTimeout`.
+        An error may decide by itself (`GiveUp`, `TryAgain`). A call that exceeded its time limit is tried again,
+        whatever `retry_on` names, unless `give_up_on` names `TaskTimeout`.
         """
         is_final = isinstance(error, self.give_up_on)
         if self.retry_on is not None and not isinstance(error, (*self.retry_on, TaskTimeout, TryAgain)):
@@ -84,7 +84,7 @@ class TaskPlan(msgspec.Struct, frozen=True):
 
 
 def push_options(options: TaskOptions) -> dict[str, Any]:
-    """Those of a task's options that are options of each push."""
+    """Returns the options of a task that are options of each push."""
     if (most := options.get("max_attempts")) is not None:
         check_attempts(most)
     return {name: options[name] for name in ("max_attempts", "priority") if options.get(name) is not None}

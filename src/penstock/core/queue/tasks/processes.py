@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 log = Log("penstock.tasks")
 
 LOOK_SECONDS = 0.1
-"""Seconds between two looks at workers."""
+"""The seconds between two checks of workers."""
 
 
 class WorkerSettings(msgspec.Struct, frozen=True):
@@ -40,7 +40,7 @@ class WorkerSettings(msgspec.Struct, frozen=True):
 
 
 def work(workers: Sequence[Worker], stop: StopSignals, is_done: Callable[[], bool] = lambda: False) -> None:
-    """Starts workers, and waits until a signal comes, one of them ends, all is done or the process is to end."""
+    """Starts workers, and waits until a signal arrives, a worker ends, all work is done, or the process must end."""
     for worker in workers:
         worker.start()
     here = one_of_several()
@@ -61,7 +61,7 @@ def run_here(tasks: Tasks, settings: WorkerSettings) -> None:
 def run_in_processes(tasks: Tasks, processes: int, settings: WorkerSettings) -> None:
     """Runs the workers of tasks in several processes until a signal comes."""
     module, name = _place(tasks)
-    tasks.workers(**msgspec.structs.asdict(settings))  # which checks the settings, and stores what comes by the clock
+    tasks.workers(**msgspec.structs.asdict(settings))  # this checks the settings, and stores the schedules
     address = tasks.journal._backend.address()
     calls = []
     for number in range(processes):
@@ -78,7 +78,7 @@ def run_in_processes(tasks: Tasks, processes: int, settings: WorkerSettings) -> 
 
 
 def _place(tasks: Tasks) -> tuple[str, str]:
-    """The module and the name that another process finds tasks under."""
+    """Returns the module and the name under which another process finds the tasks."""
     for module in {"__main__", *(tasks[name].function.__module__ for name in tasks.names())}:
         for name, found in vars(sys.modules[module]).items() if module in sys.modules else ():
             if found is tasks:

@@ -1,4 +1,4 @@
-"""A call while it runs: what its function may ask without being given it, and how long it may take."""
+"""A running call: the attempt and delivery that its function can ask for, and its time limit."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 PROGRESS_PAUSE: Final = 0.2
-"""Seconds between two reports of progress that are kept."""
+"""The seconds between two stored reports of progress."""
 
 log = Log("penstock.tasks")
 
@@ -43,7 +43,7 @@ _running: ContextVar[RunningTask | None] = ContextVar("penstock_task", default=N
 
 
 class RunningTask:
-    """The call that runs here: `penstock.current_task()` gives it to the task's function and to all that this calls."""
+    """The running call: `penstock.current_task()` returns it to the task's function and to every function below it."""
 
     def __init__(self, name: str, delivery: Delivery) -> None:
         self.name = name
@@ -55,7 +55,7 @@ class RunningTask:
         self._begun: set[str] = set()
         """The steps of this attempt, by name."""
         self._results: dict[str, bytes] | None = None
-        """What the steps of earlier attempts returned."""
+        """The results of the steps of earlier attempts."""
         self._share: float = 0.0
         self._text: str | None = None
         self._step: str | None = None
@@ -72,7 +72,7 @@ class RunningTask:
 
     @property
     def id(self) -> str:
-        """The id of the message; `tasks.result` knows a call by the id of its first message."""
+        """The id of the message; `tasks.result` finds a call by the id of its first message."""
         return self.delivery.event.id
 
     # ── steps ────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -85,11 +85,11 @@ class RunningTask:
     def step(self, name: str, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R: ...
 
     def step(self, name: str, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Calls a function and keeps what it returned with the message; when the task runs again, returns that.
+        """Calls a function and stores its result with the message; when the task runs again, returns the stored result.
 
-        Of a coroutine function, to be awaited. What is returned went through JSON and comes back as the function's
-        annotation says, also the first time. A step whose process ends before its result is kept runs again. A step
-        begins only while the worker has the message; StaleDelivery when it was lost.
+        For a coroutine function, returns an awaitable. Every result goes through JSON and has the type of the
+        function's annotation, also the first time. A step whose process ends before its result is stored runs again. A
+        step begins only while the worker holds the message; otherwise it raises StaleDelivery.
         """
         check_text(name, "name")
         with self._guard:
@@ -132,7 +132,10 @@ class RunningTask:
         return stored
 
     def progress(self, share: float, text: str | None = None) -> None:
-        """Says how far the call is, from 0 to 1, for `tasks.result` and the console. At most five a second are kept."""
+        """Reports the progress of the call, from 0 to 1, for `tasks.result` and the console.
+
+        At most five reports a second are stored.
+        """
         check_progress(share, text)
         self._share, self._text = share, text
         now = time.monotonic()
@@ -152,7 +155,7 @@ class RunningTask:
 
 
 def current_task() -> RunningTask:
-    """The call of a task that runs here. ConfigError outside of one.
+    """Returns the running call of a task; raises ConfigError outside of a task.
 
     >>> current_task().attempt
     1
@@ -164,7 +167,7 @@ def current_task() -> RunningTask:
 
 
 def step(name: str, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Calls a function within a task and keeps what it returned; see `RunningTask.step`.
+    """Calls a function within a task and stores its result; see `RunningTask.step`.
 
     >>> paid = step("charge", charge, order)
     """
@@ -172,12 +175,12 @@ def step(name: str, function: Callable[..., Any], *args: Any, **kwargs: Any) -> 
 
 
 def progress(share: float, text: str | None = None) -> None:
-    """Says how far the task that runs here is, from 0 to 1; see `RunningTask.progress`."""
+    """Reports the progress of the running task, from 0 to 1; see `RunningTask.progress`."""
     current_task().progress(share, text)
 
 
 def _read(stored: bytes, function: Callable[..., object]) -> Any:
-    """What a step returned, as the function's annotation says."""
+    """Returns the result of a step in the type of the function's annotation."""
     try:
         hint = typing.get_type_hints(function).get("return", Any)
     except Exception:  # no function, or names that exist for type checkers alone
@@ -190,8 +193,10 @@ def _read(stored: bytes, function: Callable[..., object]) -> Any:
 
 # ── time limits ──────────────────────────────────────────────────────────────────────────────────────────────────────
 def limited(name: str, call: Callable[[], R], limit: float) -> R:
-    """Returns the result of a function that may take so many seconds. TaskTimeout when it takes longer: its thread is
-    left behind, and a process that is one of several ends."""
+    """Returns the result of a function with a time limit.
+
+    Raises TaskTimeout when it takes longer: its thread is abandoned, and a process that is one of several ends.
+    """
     outcome: Ticket[R] = Ticket()
 
     def work() -> None:
@@ -209,7 +214,7 @@ def limited(name: str, call: Callable[[], R], limit: float) -> R:
         try:
             return outcome.result(limit)
         except TimeoutError:
-            if outcome.done():  # just now, or the error is the function's own
+            if outcome.done():  # just now, or the function itself raised the error
                 return outcome.result()
     error = _too_long(name, limit, _place_of(thread))
     if here is None:
@@ -220,7 +225,10 @@ def limited(name: str, call: Callable[[], R], limit: float) -> R:
 
 
 async def limited_async(name: str, outcome: Awaitable[R], limit: float) -> R:
-    """The same of a coroutine, which is cancelled, and left behind if it goes on all the same."""
+    """Returns the result of a coroutine with a time limit.
+
+    A coroutine that takes longer is cancelled, and abandoned if it continues nevertheless.
+    """
     import asyncio
 
     here, task = one_of_several(), asyncio.ensure_future(outcome)
@@ -248,13 +256,13 @@ async def limited_async(name: str, outcome: Awaitable[R], limit: float) -> R:
 
 
 def _too_long(name: str, limit: float, place: TracebackType | None) -> TaskTimeout:
-    """The error of a call, whose traceback says where it was at its time limit."""
+    """Returns the error of a call, with a traceback of its place at the time limit."""
     error = TaskTimeout(f"task {name!r} took longer than {show_duration(limit)}", limit=limit)
     return error.with_traceback(place)
 
 
 def _place_of(thread: threading.Thread) -> TracebackType | None:
-    """The place where a thread is, as a traceback."""
+    """Returns the place where a thread is, as a traceback."""
     trace = None
     frame = sys._current_frames().get(thread.ident or 0)
     while frame is not None:

@@ -1,4 +1,4 @@
-"""The state of one task's call, and how long the calls of a task take: what callers and the console ask for."""
+"""The state of a call, and the run times of a task's calls, for callers and the console."""
 
 from __future__ import annotations
 
@@ -18,16 +18,18 @@ CallState = Literal["waiting", "running", "done", "failed", "dead"]
 
 
 class TaskState(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The state of a call so far. It is known by the id of its receipt, wherever its message went since."""
+    """The state of a call. It is found by the id of its receipt, wherever its message went."""
 
     id: str
     queue: str
-    """The queue that holds the message, or in which it was settled."""
+    """The queue that holds the message, or in which the message was settled."""
     seq: int
     task: str
     state: CallState
-    """waiting: for a worker, for its time or for its next attempt. running: a worker has it. done: it returned. failed:
-    it was given up and its message stays in the queue. dead: it was given up, and its message went."""
+    """"waiting": for a worker, for its time or for its next attempt. "running": a worker has the call. "done": the
+    call returned. "failed": the call was given up, and its message stays in the queue. "dead": the call was given
+    up, and its message left the queue.
+    """
     result: Any = None
     """The result of the function."""
     binary: bool = False
@@ -36,7 +38,7 @@ class TaskState(msgspec.Struct, frozen=True, omit_defaults=True):
     """Why its last attempt failed, or why a call that it waits for was given up."""
     traceback: str | None = None
     reason: str | None = None
-    """Why it was given up."""
+    """The reason why the call was given up."""
     attempts: int = 0
     """The number of times that a worker has begun the call."""
     max_attempts: int | None = None
@@ -45,30 +47,30 @@ class TaskState(msgspec.Struct, frozen=True, omit_defaults=True):
     """The time when its last attempt began."""
     finished_at: datetime | None = None
     due: datetime | None = None
-    """The time when it may begin, if it waits for its time."""
+    """The time when the call may begin, if it waits for its time."""
     consumer: str | None = None
-    """The worker that has it."""
+    """The worker that has the call."""
     progress: TaskProgress | None = None
 
 
 # ── run times ────────────────────────────────────────────────────────────────────────────────────────────────────────
 HOUR_MS: Final = 3_600_000
 STEPS: Final = 4
-"""Buckets for each doubling of a time: a percentile is at most a tenth off."""
+"""The number of buckets for each doubling of a time: a percentile is at most a tenth off."""
 
 
 class TaskTimes(msgspec.Struct, frozen=True):
-    """The durations of a task's calls, from delivery to settlement, in this hour and the one before."""
+    """The durations of a task's calls, from delivery to settlement, in this hour and the hour before."""
 
     task: str
     done: int
-    """The number of returned, ever."""
+    """The number of calls that ever returned."""
     failed: int
     """The number of calls that were ever given up."""
     recent: int
-    """The number of calls that the percentiles are of."""
+    """The number of calls that the percentiles include."""
     p50: float | None
-    """Seconds within which half of them returned."""
+    """The seconds within which half of these calls returned."""
     p95: float | None
 
 
@@ -82,7 +84,7 @@ class TimesRow(msgspec.Struct, array_like=True):
     failed: int = 0
 
     def turn(self, now_ms: int) -> None:
-        """Begins a new hour when it is time; a clock that was set back goes on with the hour there is."""
+        """Begins a new hour when it is time; after the clock was set back, the current hour continues."""
         hour = now_ms // HOUR_MS
         if hour > self.hour:
             self.before = self.now if hour == self.hour + 1 else {}
@@ -93,7 +95,7 @@ _read = keys.row_decoder(TimesRow)
 
 
 def note_run(commit: Commit, topic: int, queue: str, task: str, took_ms: int | None) -> None:
-    """Counts a call that returned after some time; None: one that was given up."""
+    """Counts a call that returned after some time; None counts a call that was given up."""
     key = keys.task_key(topic, task)
     value = commit.tx.get(key)
     row = TimesRow(commit.now_ms // HOUR_MS) if value is None else _read(value, queue)
@@ -108,7 +110,7 @@ def note_run(commit: Commit, topic: int, queue: str, task: str, took_ms: int | N
 
 
 def task_times(snap: Snapshot, topic: int, queue: str, now_ms: int) -> list[TaskTimes]:
-    """The run times of every task of a queue, by name."""
+    """Returns the run times of every task of a queue, by name."""
     found = []
     for key, value in snap.scan(*keys.task_range(topic)):
         row = _read(value, queue)

@@ -44,7 +44,7 @@ class PeriodicCall(msgspec.Struct, frozen=True):
     options: dict[str, Any]
 
     def store(self, journal: Journal) -> None:
-        """Stores the schedule with the queue; the same one again changes nothing."""
+        """Stores the schedule with the queue; the same schedule again changes nothing."""
         journal.queue(self.queue).every(
             self.when,
             self.payload,
@@ -88,16 +88,16 @@ class Task(Generic[P, R]):
 
     # ── pushing ──────────────────────────────────────────────────────────────────────────────────────────────────────
     def push(self, *args: P.args, **kwargs: P.kwargs) -> Receipt:
-        """Pushes a call: a worker makes it. `tasks.result(receipt.id)` says in any process what became of it.
+        """Pushes a call, which a worker makes. `tasks.result(receipt.id)` returns its state in any process.
 
-        TypeError, as a call would raise it, when the arguments do not fit the function or its annotations.
+        Raises TypeError, like a call, when the arguments do not fit the function or its annotations.
         """
         payload, options = self.prepared(args, kwargs)
         receipt: Receipt = self._handle().push(payload, **options)
         return receipt
 
     async def push_async(self, *args: P.args, **kwargs: P.kwargs) -> Receipt:
-        """`push` for an event loop."""
+        """Does what `push` does, for an event loop."""
         payload, options = self.prepared(args, kwargs)
         return await self._handle().submit(payload, **options)
 
@@ -109,17 +109,17 @@ class Task(Generic[P, R]):
         return ResultTicket(queue, queue.push(payload, **options))
 
     async def ask_async(self, *args: P.args, **kwargs: P.kwargs) -> ResultTicket:
-        """`ask` for an event loop, which may await the ticket."""
+        """Does what `ask` does, for an event loop, which may await the ticket."""
         import asyncio
 
         return await asyncio.to_thread(self.ask, *args, **kwargs)
 
     def call(self, *args: P.args, **kwargs: P.kwargs) -> TaskCall:
-        """A call that is not pushed yet, for a chain or for `Tasks.gather`."""
+        """Returns a call that is not pushed yet, for a chain or for `Tasks.gather`."""
         return TaskCall(self.tasks, self, args, kwargs)
 
     def then(self, *following: TaskCall | Task[..., Any]) -> ChainStart[P]:
-        """A chain: each of the following is called with what the one before it returned, then its own arguments.
+        """Returns a chain: each following task is called with the earlier result, then its own arguments.
 
         >>> fetch.then(parse, store.call("archive")).push("https://example.com")
         """
@@ -129,12 +129,14 @@ class Task(Generic[P, R]):
         return self.tasks.journal.queue(self.queue)
 
     def own_options(self) -> dict[str, Any]:
-        """The options of a push that all of the task's calls have, as far as they do not depend on the arguments."""
+        """Returns the options of a push that all of the task's calls share, except options that depend on the
+        arguments.
+        """
         key = {"key": self.plan.key} if isinstance(self.plan.key, str) else {}
         return {**key, **self.chosen}
 
     def prepared(self, args: tuple[object, ...], kwargs: Mapping[str, object]) -> tuple[TaskArguments, dict[str, Any]]:
-        """The payload of a call, and the options of its push."""
+        """Returns the payload of a call, and the options of its push."""
         payload, key = self.signature.payload(args, kwargs), self.plan.key
         options = {"kind": self.name, **self.chosen}
         if key is not None and "key" not in options:
@@ -146,7 +148,9 @@ class Task(Generic[P, R]):
         return payload, options
 
     def _unique_text(self, payload: TaskArguments, args: tuple[object, ...], kwargs: Mapping[str, object]) -> str:
-        """What no other call of the task may wait under: all of its arguments, or what its function makes of them."""
+        """Returns the text under which no other call of the task may wait: all arguments, or the result of the
+        task's own function.
+        """
         unique = self.plan.unique
         if callable(unique):
             return f"{self.name}/{check_text(unique(*args, **kwargs), 'unique')}"
@@ -154,7 +158,7 @@ class Task(Generic[P, R]):
 
     @show_arguments(PushArguments)
     def using(self, **options: Unpack[PushArguments]) -> Task[P, R]:
-        """The same task, pushed with options of `Queue.push`: `send.using(delay=60).push(to="ada")`."""
+        """Returns the same task, pushed with options of `Queue.push`: `send.using(delay=60).push(to="ada")`."""
         if "kind" in options:
             raise ConfigError("a task's messages have its name as their kind: kind= cannot be given")
         changed: dict[str, object] = {**self.chosen, **options}
@@ -170,11 +174,11 @@ class Task(Generic[P, R]):
         name: str | None = None,
         missed: Missed = "last",
     ) -> None:
-        """Has the task called every `interval`: "15m", "1h", seconds or a timedelta.
+        """Schedules a call of the task every `interval`: "15m", "1h", seconds or a timedelta.
 
-        `args` and `kwargs` are the call's arguments. The schedule is stored with the queue under `name` (the task's
-        own, unless given); another interval later replaces it, and `Queue.unschedule` removes it. `missed` is which
-        ticks are made up for that no process was there for: the "last" one, "all" or "none".
+        `args` and `kwargs` are the call's arguments. The schedule is stored with the queue under `name` (default: the
+        task's name); a later interval replaces it, and `Queue.unschedule` removes it. `missed` decides which ticks are
+        made up when no process was running: the "last" tick, "all" or "none".
         """
         self._add(seconds(interval, "interval", minimum=0.001), args, kwargs, name, "UTC", missed)
 
@@ -188,7 +192,7 @@ class Task(Generic[P, R]):
         name: str | None = None,
         missed: Missed = "last",
     ) -> None:
-        """Has the task called at the times of a cron line of five fields ("0 6 * * mon"); see `every`."""
+        """Schedules calls of the task at the times of a cron line of five fields ("0 6 * * mon"); see `every`."""
         self._add(Cron(cron, timezone).line, args, kwargs, name, timezone, missed)
 
     def _add(

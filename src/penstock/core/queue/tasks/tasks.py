@@ -1,4 +1,4 @@
-"""All tasks of a program, and what a worker does with a message of one of them."""
+"""All tasks of a program, and the handling of their messages by a worker."""
 
 from __future__ import annotations
 
@@ -61,10 +61,13 @@ class Tasks:
         keep_results: Duration | None = RESULT_TTL,
         unknown: Literal["wait", "dead"] = "wait",
     ) -> None:
-        """`keep_results`: for how long `result` finds what became of a call after its end; None: not at all.
+        """Makes a set of tasks.
 
-        `unknown`: what becomes of messages whose task this program does not have. They "wait" for a worker that
-        has it, which uses up no attempt, or they are given up ("dead")."""
+        `keep_results` is the time for which `result` finds the outcome of a call after its end; None for not at all.
+
+        `unknown` decides on messages whose task this program does not have. They "wait" for a worker that has the task,
+        which uses up no attempt, or they are given up ("dead").
+        """
         if unknown not in ("wait", "dead"):
             raise ConfigError(f'unknown is "wait" or "dead", not {unknown!r:.80}')
         self.bind(journal)
@@ -90,11 +93,11 @@ class Tasks:
 
     @property
     def bound(self) -> Journal | None:
-        """The journal that these tasks were made with, or bound to; None: the one that `penstock.use` names."""
+        """The journal that these tasks were made with, or bound to; None for the journal that `penstock.use` names."""
         return self._journal
 
     def bind(self, journal: Journal | None) -> None:
-        """Says where tasks are pushed to from now on; None: to the journal that `penstock.use` names."""
+        """Binds the tasks to a journal from now on; None binds them to the journal that `penstock.use` names."""
         if journal is not None:
             from penstock import Journal
 
@@ -121,14 +124,17 @@ class Tasks:
         name: str | None = None,
         **options: Unpack[TaskOptions],
     ) -> Task[..., Any] | Callable[[Callable[..., Any]], Task[..., Any]]:
-        """Makes a function pushable to a queue, under its own name unless `name` says otherwise. `@tasks.task` will do.
+        """Makes a function pushable to a queue, under its own name or `name`.
 
-        `retry`, `max_attempts`: when and how often it is tried again; the queue's policy, unless given. `retry_on`:
-        only after these exceptions. `give_up_on`: never after these. `timeout`: how long an attempt may take.
-        `keep_results`: for how long results are kept, if not as long as those of the other tasks; None: not at all.
-        `key`: calls with one key run one at a time, in order; a text for all calls, or a function of the arguments.
-        `unique`: a call that waits already is not pushed again (True: one with the same arguments; or a function of the
-        arguments whose text says which calls are the same). `priority`: in a queue that has priorities.
+        `@tasks.task` works without arguments too.
+
+        `retry` and `max_attempts` decide when and how often a call is tried again (default: the queue's policy).
+        `retry_on` retries only after these exceptions; `give_up_on` never retries after these exceptions. `timeout` is
+        the time limit of an attempt. `keep_results` is the time for which results are kept (default: the setting of
+        these tasks; None: not at all). `key`: calls with one key run one at a time, in order; give a text for all
+        calls, or a function of the arguments. `unique`: a call that already waits is not pushed again; give True to
+        compare the arguments, or a function of the arguments that returns a text. `priority` needs a queue with
+        priorities.
         """
         check_name(queue, "queue")
         if unknown := sorted(options.keys() - TaskOptions.__annotations__.keys()):
@@ -148,21 +154,21 @@ class Tasks:
         return made if function is None else made(function)
 
     def __getitem__(self, name: str) -> Task[..., Any]:
-        """The task of that name; UnknownTask when there is none."""
+        """Returns the task of that name; UnknownTask when there is none."""
         if name not in self._tasks:
             raise UnknownTask(f"there is no task {name!r}{nearest(name, self._tasks)}")
         return self._tasks[name]
 
     def names(self) -> list[str]:
-        """The names of all tasks, sorted."""
+        """Returns the names of all tasks, sorted."""
         return sorted(self._tasks)
 
     def queues(self) -> list[str]:
-        """The queues they are pushed to, sorted."""
+        """Returns the names of the tasks' queues, sorted."""
         return sorted({task.queue for task in self._tasks.values()})
 
     def add_periodic(self, call: PeriodicCall) -> None:
-        """Keeps a call that is pushed by the clock, and stores its schedule now, or when the journal is known."""
+        """Keeps a periodic call, and stores its schedule now, or when the journal is known."""
         if not isinstance(call, PeriodicCall):
             raise ConfigError(f"a periodic call is made by Task.every or Task.at; {call!r:.80} is none")
         known = self._periodic.setdefault(call.name, call)
@@ -172,7 +178,7 @@ class Tasks:
             call.store(self._journal)
 
     def gather(self, *calls: TaskCall) -> Gather:
-        """Calls to be pushed together; `then` names what is called with the list of their results.
+        """Returns calls to be pushed together; `then` names the task that is called with the list of their results.
 
         >>> tasks.gather(*[resize.call(size) for size in (100, 400)]).then(publish).push()
         """
@@ -182,8 +188,8 @@ class Tasks:
         return Gather(self, calls)
 
     def result(self, id: str) -> TaskState | None:
-        """Returns the state of the call whose receipt has this id, in whichever process it was pushed: its state, its
-        result or error, attempts and times. None: there is no such call, or its result is not kept any more.
+        """Returns the state of the call whose receipt has this id, from any process: its state, its result or error,
+        attempts and times. Returns None for an unknown call, or when its result is no longer kept.
 
         >>> receipt = send.push("ada")
         >>> tasks.result(receipt.id).state
@@ -192,7 +198,7 @@ class Tasks:
         return self.journal.task(id)
 
     async def result_async(self, id: str) -> TaskState | None:
-        """`result` for an event loop."""
+        """Does what `result` does, for an event loop."""
         import asyncio
 
         return await asyncio.to_thread(self.result, id)
@@ -208,7 +214,9 @@ class Tasks:
         lease: Duration | None = None,
         middleware: Iterable[Middleware] = (),
     ) -> list[QueueWorker]:
-        """A worker for each of the tasks' queues, not started; the arguments are those of `Queue.worker`."""
+        """Returns a worker for each of the tasks' queues, not started; the arguments are the arguments of
+        `Queue.worker`.
+        """
         for call in self._periodic.values():
             call.store(self.journal)
         return [
@@ -234,12 +242,11 @@ class Tasks:
         ahead: int | None = None,
         lease: Duration | None = None,
     ) -> None:
-        """Runs workers of all the tasks' queues until SIGINT or SIGTERM, which let what has begun finish.
+        """Runs workers of all the tasks' queues until SIGINT or SIGTERM; calls that have begun may finish.
 
-        `processes`: in so many processes, each with its own workers; another one starts in the place of one that was
-        killed. Each imports the module that the tasks are in, so the call of `run` stands below
-        `if __name__ == "__main__":`. A call that takes longer than its `timeout` ends its process. The other arguments
-        are those of `workers`.
+        With `processes`, runs in so many processes, each with its own workers; a new process replaces a killed process.
+        Each process imports the module of the tasks, so call `run` below `if __name__ == "__main__":`. A call that
+        exceeds its `timeout` ends its process. The other arguments are the arguments of `workers`.
         """
         from penstock.core.queue.tasks.processes import WorkerSettings, run_here, run_in_processes
 
@@ -256,7 +263,7 @@ class Tasks:
             run_in_processes(self, check_whole(processes, "processes"), settings)
 
     def handle(self, delivery: Delivery) -> object:
-        """Makes the call a message stands for: what a worker of the tasks' queues does with each delivery."""
+        """Makes the call of a message; a worker of the tasks' queues calls this for each delivery."""
         if not isinstance(delivery, Delivery):
             raise ConfigError(f"a delivery is handled, which a take or a worker gives, not {type(delivery).__name__}")
         task = self._tasks.get(delivery.kind)
@@ -264,7 +271,7 @@ class Tasks:
             raise self._put_aside(delivery)
         try:
             bound = task.signature.bound(delivery.payload)
-        except ConfigError as error:  # no attempt could make sense of it
+        except ConfigError as error:  # no attempt could decode it
             delivery.nack(dead=True, error=error)
             raise
         call, limit = partial(task.function, *bound.args, **bound.kwargs), task.plan.timeout
@@ -290,13 +297,13 @@ class Tasks:
             raise
 
     def _failed(self, task: Task[..., object], delivery: Delivery, error: Exception) -> None:
-        """Settles a call that failed, where its task or its error says how; else the worker does."""
+        """Settles a failed call when its task or its error decides how; otherwise the worker settles it."""
         verdict = task.plan.verdict(error, delivery.attempt)
         if verdict is not None and not delivery._settled:
             delivery.nack(delay=verdict.delay, error=error, dead=verdict.dead)
 
     def _put_aside(self, delivery: Delivery) -> UnknownTask:
-        """Has a message of an unknown task wait, or gives it up; returns the error, which is logged here."""
+        """Lets a message of an unknown task wait, or gives it up; logs and returns the error."""
         name, known = delivery.kind, ", ".join(self.names()) or "none"
         error = UnknownTask(f"there is no task {name!r}: this program has {known}")
         now = self.journal.clock.now_ms()
@@ -312,7 +319,7 @@ class Tasks:
         return error
 
     def _may_report(self, name: str, now: float) -> bool:
-        """Whether to log an unknown task: at once, then once a minute."""
+        """Returns whether to log an unknown task: at once, then once a minute."""
         with self._reporting:
             if now - self._reported.get(name, -math.inf) < REPORT_SECONDS:
                 return False

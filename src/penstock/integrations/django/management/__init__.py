@@ -1,1 +1,1 @@
-"""Django looks for commands here."""
+"""The package in which Django looks for commands."""

@@ -1,4 +1,4 @@
-"""An app for Django that has the outbox's table as a migration, and the command penstock_relay.
+"""An app for Django with the outbox's table as a migration, and with the command penstock_relay.
 
 INSTALLED_APPS = [..., "penstock.integrations.outbox.django"]
 """

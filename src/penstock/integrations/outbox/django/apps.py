@@ -7,7 +7,7 @@ with needed_for("django"):
 
 
 class OutboxConfig(AppConfig):
-    """The app, under a label that no other app is likely to have."""
+    """The app, with a label that no other app is likely to have."""
 
     name = "penstock.integrations.outbox.django"
     label = "penstock_outbox"

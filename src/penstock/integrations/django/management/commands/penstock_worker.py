@@ -23,18 +23,18 @@ from penstock.integrations.django.running import workers
 from penstock.integrations.django.tasks_api import task_backends
 
 GLANCE = 0.2
-"""Seconds between two looks at whether a worker gave up, and whether anything is left for --batch."""
+"""The number of seconds between two checks whether a worker gave up, and whether work is left for --batch."""
 NEW_QUEUES = 5.0
-"""Seconds between two looks for new queues, of a backend that takes tasks of any queue."""
+"""The number of seconds between two searches for new queues, when a backend takes tasks of any queue."""
 
 
 class Command(BaseCommand):
-    """Runs tasks until it is told to stop."""
+    """Runs tasks until it is stopped."""
 
     help = "Runs the tasks that were enqueued with a backend of penstock, until SIGINT or SIGTERM."
 
     def add_arguments(self, parser: ArgumentParser) -> None:
-        """Adds the options, named as those of other workers."""
+        """Adds the options, which have the names that other workers use."""
         parser.add_argument("--backend", default="default", help="the backend of TASKS (default: %(default)s)")
         parser.add_argument(
             "--queue-name", default="*", help="the queues, with commas between them (default: all of the backend)"
@@ -52,7 +52,7 @@ class Command(BaseCommand):
         )
 
     def handle(self, **options: Any) -> None:
-        """Runs the workers, and says in a sentence why they cannot."""
+        """Runs the workers. Prints one sentence if they cannot run."""
         try:
             self._handle(**options)
         except PenstockError as error:
@@ -108,7 +108,8 @@ class Command(BaseCommand):
                 if batch and all(self._is_done(chosen, name) for name in running):
                     break
         finally:
-            with ThreadPoolExecutor(max(len(running), 1)) as pool:  # all at once: none begins another task meanwhile
+            # all at once, so that no worker begins another task meanwhile
+            with ThreadPoolExecutor(max(len(running), 1)) as pool:
                 list(pool.map(lambda worker: worker.stop(), running.values()))
 
     def _backend(self, alias: str) -> TasksBackend:
@@ -121,7 +122,7 @@ class Command(BaseCommand):
         return chosen
 
     def _queues(self, backend: TasksBackend, wanted: str) -> set[str]:
-        """The queues to work on: those that are named, those of the backend, or all that are in the journal."""
+        """Returns the queues to work on: the named queues, the queues of the backend, or all queues in the journal."""
         if wanted != "*":
             named = {name.strip() for name in wanted.split(",")}
             if unknown := sorted(named - backend.queues) if backend.queues else []:

@@ -1,4 +1,4 @@
-"""Makes the table. It has no model: programs write it through penstock.outbox."""
+"""Creates the table. It has no model: programs write it through penstock.outbox."""
 
 from typing import Any
 
@@ -8,12 +8,12 @@ from penstock.integrations.outbox.schema import TABLE, ddl
 
 
 def make(apps: Any, editor: Any) -> None:
-    """Makes the table in the database that is migrated."""
+    """Creates the table in the database that is migrated."""
     editor.execute(ddl(editor.connection.vendor))
 
 
 def drop(apps: Any, editor: Any) -> None:
-    """Drops the table, with the rows that were not relayed."""
+    """Drops the table, with the rows that no relay has moved."""
     editor.execute(f"DROP TABLE {TABLE}")
 
 

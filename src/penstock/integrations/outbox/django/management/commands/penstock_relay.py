@@ -14,11 +14,11 @@ import penstock
 from penstock.integrations.outbox import Relay
 
 GLANCE = 0.2
-"""Seconds between two looks at whether a signal came."""
+"""The number of seconds between two checks for a signal."""
 
 
 class RelayCommand(BaseCommand):
-    """Moves rows until it is told to stop."""
+    """Moves rows until it is stopped."""
 
     help = "Moves the rows of the outbox into a journal, each once, until SIGINT or SIGTERM."
 
@@ -31,7 +31,7 @@ class RelayCommand(BaseCommand):
     def handle(self, *, journal: str, database: str, batch: bool, **options: Any) -> None:
         """Runs the relay."""
         with penstock.open(journal) as opened:
-            # A connection of Django's belongs to its thread: each thread gets its own under the alias.
+            # A connection of Django belongs to its thread. Each thread gets its own connection under the alias.
             relay = Relay(opened, lambda: connections[database], name=database)
             if batch:
                 relay.drain()
@@ -51,4 +51,4 @@ class RelayCommand(BaseCommand):
             signal.signal(number, handler)
 
 
-Command = RelayCommand  # the name under which Django looks for it
+Command = RelayCommand  # Django requires this name
