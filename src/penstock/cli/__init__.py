@@ -6,9 +6,9 @@
     values.py    words as values: numbers, times, sizes, conditions, names of topics and queues (which shells complete)
     topics, queues, journals, …    the commands, a module for what they are about
 
-A command's module imports what it needs inside its functions: `penstock --help` and shell completion import them all.
-Results go to standard output, everything said beside them to standard error, so that pipes stay clean. With `--json`
-every line of output is one JSON object.
+The module of a command imports what it needs inside its functions, because `penstock --help` and shell completion
+import all these modules. Results go to standard output. All other messages go to standard error, so that pipes stay
+clean. With `--json`, every line of output is one JSON object.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ def main() -> None:
     import gc
     import sys
 
-    gc.set_threshold(100_000)  # importing makes thousands of objects that all stay: looking through them is in vain
+    # importing makes thousands of permanent objects: a search for garbage among them is useless
+    gc.set_threshold(100_000)
     _import_msgspec()
     try:
         from penstock.cli.main import run
@@ -33,12 +34,12 @@ def main() -> None:
     try:
         sys.exit(run(sys.argv[1:]))
     finally:
-        if "duckdb" not in sys.modules:  # which lists, on the error stream, what of it is left at the end
-            gc.freeze()  # and so it is at the end, where the interpreter would look through them several times
+        if "duckdb" not in sys.modules:  # the context prints what is left of it at the end on the error stream
+            gc.freeze()  # for the same reason at exit, where the interpreter would search them several times
 
 
 def _import_msgspec() -> None:
-    """Imports msgspec without typing_extensions, which it would like to have and on this Python does not need."""
+    """Imports msgspec without typing_extensions: msgspec tries to import it, but does not need it on this Python."""
     import sys
 
     if len(sys.argv) < 2 or sys.argv[1].startswith("-") or "typing_extensions" in sys.modules:

@@ -1,4 +1,4 @@
-"""`penstock buffer …`: looking into an object-storage buffer, and writing and reading one from a shell."""
+"""`penstock buffer …`: inspecting an object-storage buffer, and writing and reading a buffer from a shell."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def buffer() -> None:
 
 
 def store_option(text: str) -> tuple[str, str]:
-    """Returns a store's option: KEY=VALUE."""
+    """Returns a store's option from KEY=VALUE."""
     name, equals, value = text.partition("=")
     if not equals or not name:
         raise ValueError(f"{text!r} is not KEY=VALUE")
@@ -41,7 +41,7 @@ def store_option(text: str) -> tuple[str, str]:
 
 
 class NamedBuffer:
-    """The buffer that a command names: `named` are the arguments of a producer or consumer there."""
+    """The buffer that a command names. `named` holds the arguments for its producers and consumers."""
 
     def __init__(self, url: str, manifest: str, options: Iterable[tuple[str, str]], **named: Any) -> None:
         self.url, self.options = url, dict(options)
@@ -49,7 +49,7 @@ class NamedBuffer:
 
     @functools.cached_property
     def store(self) -> ObjectStore:
-        """The store, to read from: a directory that is not there is not made for that."""
+        """The store, for reading. A missing directory is not created."""
         from penstock.objects.store import open_store
 
         parts = split_url(self.url)
@@ -58,8 +58,9 @@ class NamedBuffer:
         return open_store(self.url, self.options)
 
     def paths(self, shard: int | None = None) -> BufferPaths:
-        """Returns the places of the manifest and of the batches of a shard: of the shard that was named, or the only
-        one."""
+        """Returns the places of the manifest and of the batches of a shard: of the named shard, or of the only
+        shard.
+        """
         from penstock.buffer.manifest import buffer_paths, shard_paths
 
         own = buffer_paths(self.named["manifest"], self.named.get("prefix", BUFFER_PREFIX))
@@ -91,7 +92,7 @@ OPTION = several(
 
 
 def in_store(*parameters: Callable[[Any], Any]) -> Callable[[Callable[..., int | None]], Callable[..., int | None]]:
-    """Gives a command a `NamedBuffer`, and the parameters that name it."""
+    """Gives a command a `NamedBuffer`, and the parameters that name the buffer."""
 
     def declare(function: Callable[..., int | None]) -> Callable[..., int | None]:
         @functools.wraps(function)
@@ -162,7 +163,7 @@ def status(buffer: NamedBuffer, as_json: bool) -> None:
 
 
 def _status(found: Manifest, where: BufferPaths) -> dict[str, object]:
-    """Returns a manifest in numbers; the lag is the age of the oldest entry that waits."""
+    """Returns the numbers of a manifest. The lag is the age of the oldest waiting entry."""
     from penstock.buffer.manifest import lag_of
 
     oldest = found.after(None, 1)
@@ -194,8 +195,11 @@ def produce(buffer: NamedBuffer, metadata: str, compression: Literal["none", "zs
 
 
 def _calls(source: BufferedIOBase, end: bytes) -> Iterator[list[bytes]]:
-    """Yields the input's entries as they come: a pipe that pauses holds none back. The last one need not be ended."""
-    rest: list[bytes] = []  # of an entry that has not ended yet, which may be large
+    """Yields the input's entries as they arrive: a pause of the pipe does not hold an entry back.
+
+    The last entry may lack its end.
+    """
+    rest: list[bytes] = []  # of an unfinished entry, which may be large
     while chunk := source.read1(1 << 20):
         first, *others = chunk.split(end)
         rest.append(first)
@@ -221,7 +225,8 @@ def consume(buffer: NamedBuffer, follow: bool, peek: bool, limit: int | None, nu
 
     def write(batch: Batch) -> None:
         rest = memoryview(end.join(batch.entries) + end if len(batch) else b"")
-        while rest:  # unbuffered output (PYTHONUNBUFFERED) takes a part and says how much; the next call says why
+        # unbuffered output (PYTHONUNBUFFERED) writes a part and returns its size; the next call reports the error
+        while rest:
             rest = rest[out.write(rest) :]
         out.flush()
 

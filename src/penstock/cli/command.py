@@ -1,13 +1,14 @@
-"""The declaration of commands, and the arguments that every command is given: with Click's decorators, below one that
-adds what all share.
+"""The declaration of commands and the arguments of every command.
+
+It uses Click's decorators, below a decorator that adds the shared parts.
 
     @queue_command("pause", "penstock pause emails", writes=True)
     def pause(context: CommandContext, queue: Queue) -> Record:
         \"\"\"Hands nothing out any more until `resume`.\"\"\"
         return {"changed": queue.pause()}
 
-The docstring is the help, its first paragraph the line in the overview. `queue_command` and `topic_command` open the
-journal and find the queue or topic that the first argument names; `command` leaves both to the function.
+The docstring is the help text, and its first paragraph is the line in the overview. `queue_command` and `topic_command`
+open the journal and find the queue or topic in the first argument. `command` leaves both to the function.
 """
 
 from __future__ import annotations
@@ -43,7 +44,9 @@ EXIT_CODES: Final = {
     INTERRUPTED: "interrupted from the keyboard",
     CUT_OFF: "the program that read the output stopped reading",
 }
-"""The exit codes that a shell sees, with their meanings. `check` has its own: 0 fine, 1 warning, 2 critical, 3 unknown.
+"""The exit codes for a shell, with their meanings.
+
+`check` has its own codes: 0 fine, 1 warning, 2 critical, 3 unknown.
 """
 
 EXTRAS: Final = {
@@ -67,11 +70,11 @@ EXTRAS: Final = {
     "mysql": ("pymysql",),
     "server": ("starlette", "uvicorn", "jinja2", "httptools", "uvloop", "anyio", "h11"),
 }
-"""The packages each extra brings, by the name they are imported under."""
+"""The packages of each extra, by their import names."""
 
 
 class Nothing(Exception):
-    """The error of a command whose subject is not there."""
+    """The error of a command whose subject does not exist."""
 
 
 def extra_for(module: str | None) -> str | None:
@@ -82,7 +85,7 @@ def extra_for(module: str | None) -> str | None:
 
 # ── what a command is given ──────────────────────────────────────────────────────────────────────────────────────────
 class CommandContext:
-    """A run of a command: `journal()`, and ways to say something."""
+    """A run of a command. It opens the journal and prints results and messages."""
 
     def __init__(self) -> None:
         self.url: str | None = None
@@ -96,16 +99,16 @@ class CommandContext:
 
     @property
     def color(self) -> bool:
-        """True if results are shown in colour."""
+        """True if results are printed in colour."""
         return not self.json and colored(self.out)
 
     # ── the journal ──────────────────────────────────────────────────────────────────────────────────────────────────
     @contextmanager
     def journal(self, *, read_only: bool = False, standby: bool = False) -> Iterator[Journal]:
-        """Opens the journal that the command is about, and closes it at the end. Only --create makes a missing journal.
+        """Opens the command's journal, which is closed at the end. Only --create makes a missing journal.
 
-        `standby` waits for as long as another process writes a journal in an object store. At a terminal it says which
-        journal it is.
+        With `standby`, it waits as long as another process writes a journal in an object store. At a terminal, it
+        prints which journal it opens.
         """
         from penstock.api import open
         from penstock.errors import NoStore
@@ -134,14 +137,14 @@ class CommandContext:
 
     @property
     def journal_url(self) -> str:
-        """The url of the journal that the command is about, whether the journal is there or not."""
+        """The url of the command's journal, whether the journal exists or not."""
         from penstock.limits import DEFAULT_URL
 
         return self.url or os.environ.get("PENSTOCK_URL", "").strip() or DEFAULT_URL
 
     @property
     def shown_journal(self) -> str:
-        """The url of the journal for people: a path from the root, a url without its secrets."""
+        """The url of the journal for people: an absolute path, or a url without its secrets."""
         from penstock.api import is_served
         from penstock.core.engine.url import shown_store
         from penstock.core.names import shown_url
@@ -149,14 +152,14 @@ class CommandContext:
         return shown_url(self.journal_url) if is_served(self.journal_url) else shown_store(self.journal_url)
 
     def existing_topic(self, journal: Journal, name: str) -> Topic:
-        """Returns a topic that is there; Nothing when it is not."""
+        """Returns an existing topic. Raises Nothing when the topic does not exist."""
         topic = journal.topic(name)
         if topic.latest == 0 and name not in journal.topics():
             raise Nothing(f"there is no topic {name!r} in {self.shown_journal}{did_you_mean(name, journal.topics())}")
         return topic
 
     def existing_queue(self, journal: Journal, name: str) -> Queue:
-        """Returns a queue that is there, or that --create makes; Nothing when it is not."""
+        """Returns a queue that exists or that --create makes. Raises Nothing when the queue does not exist."""
         from penstock.errors import UnknownQueue
 
         try:
@@ -169,17 +172,17 @@ class CommandContext:
 
     # ── saying something ─────────────────────────────────────────────────────────────────────────────────────────────
     def line(self, text: str, style: str | None = None) -> None:
-        """Prints a line for people; nothing with --json."""
+        """Prints a line for people; prints nothing with --json."""
         if not self.json:
             self.out.write((paint(text, style, self.color) if style else text) + "\n")
 
     def note(self, text: str) -> None:
-        """Prints a remark beside the results, on the error stream."""
+        """Prints a remark about the results on the error stream."""
         self.err.write(text + "\n")
         self.err.flush()
 
     def document(self, value: object, **further: object) -> None:
-        """Prints a line of JSON, for machines: a struct with `further` fields, its event as a document; or any other
+        """Prints a line of JSON for machines: a struct with `further` fields, its event as a document, or any other
         value.
         """
         import msgspec
@@ -193,7 +196,7 @@ class CommandContext:
         self.out.write(msgspec.json.encode(value).decode() + "\n")
 
     def rows(self, columns: Sequence[str], rows: Iterable[Sequence[object]], *, otherwise: str = "") -> None:
-        """Prints a table; with --json one object per row, whose names are the columns in lower case."""
+        """Prints a table. With --json, prints one object per row; its names are the column titles in lower case."""
         if self.json:
             names = [column.lower().replace(" ", "_") for column in columns]
             for row in rows:
@@ -206,14 +209,14 @@ class CommandContext:
             self.note(f"{otherwise} ({self.shown_journal})")
 
     def record(self, values: dict[str, object]) -> None:
-        """Prints a record, one field a line; with --json one object."""
+        """Prints a record, one field per line. With --json, prints one object."""
         if self.json:
             self.document({name.replace(" ", "_"): value for name, value in values.items()})
         else:
             self.line(pairs(values, color=self.color))
 
     def event(self, event: Event, *, payload_only: bool = False, topic: bool = False) -> None:
-        """Prints an event on one line; with --json its document."""
+        """Prints an event on one line. With --json, prints its document."""
         if payload_only:
             self.out.write(raw_payload(event) + "\n")
         elif self.json:
@@ -235,7 +238,7 @@ class CommandContext:
 
     # ── asking ───────────────────────────────────────────────────────────────────────────────────────────────────────
     def lines(self, what: str) -> Iterator[bytes]:
-        """Returns the lines of standard input, each a `what`; at a terminal it says so."""
+        """Yields the lines of standard input; each line is a `what`. At a terminal, it says what it expects."""
         if self.input.isatty():
             self.note(f"reading from the keyboard, every line is a {what}; Ctrl-D ends it")
         return iter(self.input.buffer)
@@ -244,7 +247,10 @@ class CommandContext:
         self.out.flush()
 
     def confirm(self, question: str, yes: bool) -> None:
-        """Asks before something that cannot be undone; UsageError without a terminal, or when the answer is no."""
+        """Asks for confirmation of an act that cannot be undone.
+
+        Raises UsageError without a terminal, or when the answer is no.
+        """
         if yes or not question:
             return
         if not self.input.isatty():
@@ -255,7 +261,10 @@ class CommandContext:
             raise click.UsageError("nothing was changed")
 
     def perform(self, act: acts.Act, yes: bool = True) -> acts.Done:
-        """Does an act, after asking for it unless `yes`; Nothing when what it is about is not there."""
+        """Performs an act, after a confirmation unless `yes` is given.
+
+        Raises Nothing when the act's subject does not exist.
+        """
         from penstock.acts import NotThere
 
         try:
@@ -265,7 +274,7 @@ class CommandContext:
             raise Nothing(str(error)) from error
 
     def done(self, done: acts.Done, **about: str) -> None:
-        """Says what an act did; with --json its fields, with what it is `about`."""
+        """Prints what an act did. With --json, prints its fields and what the act is `about`."""
         for note in done.notes:
             self.note(safe(note))
         if self.json:
@@ -276,16 +285,16 @@ class CommandContext:
 
 # ── how a command is declared ────────────────────────────────────────────────────────────────────────────────────────
 Record = dict[str, object]
-"""The result of a command, field by field: it is printed behind the name of the queue or topic."""
+"""The result of a command, field by field. It is printed after the name of the queue or topic."""
 Function = Callable[..., "Record | acts.Done | int | None"]
 Derived = Callable[[], list[click.Parameter]]
-"""Makes options from what is too heavy to import before a command is called or explained."""
+"""Returns options that need imports too heavy to make before a command is called or explained."""
 Writes = bool | Callable[[dict[str, Any]], bool]
-"""True if a command writes to the journal; a function says so from the options that were given."""
+"""True if a command writes to the journal. A function decides it from the given options."""
 
 
 def _remember(ctx: click.Context, parameter: click.Parameter, value: object) -> None:
-    """Keeps a shared option that was given, before the command or after it."""
+    """Stores the value of a shared option, given before or after the command."""
     if value:
         setattr(ctx.ensure_object(CommandContext), parameter.name, value)
 
@@ -299,18 +308,18 @@ SHARED = (
     _shared("--token", help="the token a server asks for [or PENSTOCK_TOKEN]"),
     _shared("--json", is_flag=True, help="one JSON object per line instead of tables and text"),
 )
-"""The options that every command takes, and that `penstock` itself takes before the command's name."""
+"""The options of every command. `penstock` itself also accepts them before the command's name."""
 ALSO = {
     "create": _shared("--create", is_flag=True, help="make the journal, and the queue, when it is not there"),
     "takeover": _shared(
         "--takeover", is_flag=True, help="end the process that writes a journal in an object store, and write it"
     ),
 }
-"""Options of some commands; the context acts upon them."""
+"""Options of some commands, which the context handles."""
 
 
 class JournalCommand(click.Command):
-    """A command over a journal: it takes the shared options besides its own, and its help ends with examples."""
+    """A command over a journal. It has the shared options besides its own, and its help ends with examples."""
 
     def __init__(self, *given: Any, examples: Sequence[str], also: str, derived: Derived, **how: Any) -> None:
         super().__init__(*given, **how)
@@ -330,10 +339,10 @@ class JournalCommand(click.Command):
 
 
 class CommandGroup(click.Group):
-    """A group whose help shows each command's whole first paragraph, by section."""
+    """A group whose help shows the whole first paragraph of each command, by section."""
 
     def sections(self) -> dict[str, list[str]]:
-        """Returns the names of the commands below each heading."""
+        """Returns the names of the commands under each heading."""
         return {"Commands": sorted(self.commands)}
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -353,9 +362,9 @@ def summary(command: click.Command | None) -> str:
 
 
 def command(name: str, *examples: str, also: str = "", derived: Derived = list) -> Callable[[Function], JournalCommand]:
-    """Declares a command; its function gets the context and one keyword for each argument and option.
+    """Declares a command. Its function gets the context and one keyword argument for each argument and option.
 
-    The returned number is the exit code; None means 0. `also`: the names of options of `ALSO`.
+    The returned number is the exit code; None means 0. `also` holds the names of options from `ALSO`.
     """
 
     def declare(function: Function) -> JournalCommand:
@@ -368,12 +377,12 @@ def command(name: str, *examples: str, also: str = "", derived: Derived = list) 
 def queue_command(
     name: str, *examples: str, about: str = "the queue", writes: Writes = False, also: str = ""
 ) -> Callable[[Function], JournalCommand]:
-    """Declares a command about one queue, which its function gets as a `Queue`; it may return a record."""
+    """Declares a command about one queue. Its function gets the queue as a `Queue` and may return a record."""
     return _about("queue", CommandContext.existing_queue, name, examples, about, writes, also)
 
 
 def topic_command(name: str, *examples: str, writes: Writes = False) -> Callable[[Function], JournalCommand]:
-    """Declares a command about one topic, which its function gets as a `Topic`; it may return a record."""
+    """Declares a command about one topic. Its function gets the topic as a `Topic` and may return a record."""
     return _about("topic", CommandContext.existing_topic, name, examples, "the topic", writes, "")
 
 
@@ -408,7 +417,7 @@ def _about(
 
 
 def given_options() -> dict[str, Any]:
-    """Returns the options the user gave, by name: also those whose value is None."""
+    """Returns the options that the user gave, by name, including options whose value is None."""
     ctx = click.get_current_context()
     names = [parameter.name for parameter in ctx.command.params if isinstance(parameter, click.Option)]
     return {name: ctx.params[name] for name in names if name in ctx.params and _was_given(ctx, name)}

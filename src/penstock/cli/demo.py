@@ -1,4 +1,4 @@
-"""A journal that lives for a while, with the console open on it."""
+"""The demo: a journal with activity, and the console open on it."""
 
 from __future__ import annotations
 
@@ -31,11 +31,10 @@ if TYPE_CHECKING:
 
 
 Act = tuple[str, str, str]
-"""A moment of the story: the action, the page of the console that shows it, and the thing to look at there."""
+"""An act of the story: the action, the page of the console that shows it, and the thing to look at there."""
 
 SECONDS = 30.0
-"""The length of the demo unless an option says otherwise, and the longest length of its story: a longer demo tells it
-again."""
+"""The default length of the demo, and the maximum length of its story. A longer demo repeats the story."""
 
 
 @command("demo", "penstock demo", "penstock demo --seconds 300 --keep", "penstock demo --failover")
@@ -131,8 +130,10 @@ def _tell(context: CommandContext, shop: DemoShop, url: str, seconds: float, sto
 
 
 def _acts(seconds: float) -> Iterator[tuple[float, Callable[[DemoShop], Act]]]:
-    """Returns the acts of a demo, and the number of seconds before each: the story, and its failures again for as long
-    as it lives."""
+    """Yields the acts of a demo, each with the number of seconds before it.
+
+    The story comes first; its failures are repeated until the demo ends.
+    """
     period = min(seconds, SECONDS)
     for told in count():
         for share, act in STORY if told == 0 else STORY[OPENING:]:
@@ -179,9 +180,9 @@ STORY: tuple[tuple[float, Callable[[DemoShop], Act]], ...] = (
     (0.6, _mend_mail),
     (0.8, _redrive),
 )
-"""The acts of the story, each after a share of the story's time."""
+"""The acts of the story. Each act comes after a share of the story's time."""
 OPENING = 2
-"""Acts of the story that the demo says once."""
+"""The number of acts that the demo tells only once."""
 
 
 # ── The shop: it sells, sends emails that fail at times, bills, and reports ──
@@ -192,11 +193,12 @@ CUSTOMERS = ("ada", "ben", "cleo", "dan", "eve", "finn", "gus", "hana")
 
 
 class DemoShop:
-    """Producers, workers and failures over one journal, from `open` to `close`."""
+    """The producers, workers and failures over one journal, from `open` to `close`."""
 
     def __init__(self, journal: Journal, pace: float) -> None:
-        """Sets up the demo; `pace` is how much faster or slower than a demo of 30 seconds things go wrong and are
-        tried again.
+        """Sets up the demo.
+
+        `pace` scales the times of failures and retries, which are made for a demo of 30 seconds.
         """
         self.journal = journal
         self.mail_works = True
@@ -216,14 +218,14 @@ class DemoShop:
         self._billing = journal.topic("orders").worker("billing", self._bill)
 
     def open(self) -> None:
-        """Begins to sell."""
+        """Starts the sales."""
         self._seller.start()
         for worker in self._workers:
             worker.start()
         self._billing.start()
 
     def close(self) -> None:
-        """Ends the day: everything in hand is finished."""
+        """Ends the day: current work is finished."""
         self._ending.set()
         self._seller.join()
         self._billing.stop()
@@ -231,7 +233,7 @@ class DemoShop:
             worker.stop()
 
     def given_up(self) -> int:
-        """Emails that became dead letters and still are."""
+        """Returns the number of emails that are dead letters."""
         return len(self.journal.queue("emails.dead"))
 
     def _sell(self) -> None:
@@ -269,7 +271,9 @@ class DemoShop:
 
 
 BEFORE = 200
-"""Events the first process has acknowledged when it is killed, and the second one after it."""
+"""The number of events that the first process has acknowledged when it is killed, and the number that the second
+process acknowledges after it.
+"""
 
 _WRITER = """
 import sys
@@ -284,7 +288,9 @@ while True:
 
 
 def show_failover(context: CommandContext) -> None:
-    """Kills the process that writes, lets the one that stands by go on, and compares what both were promised."""
+    """Kills the writing process, lets the standby process continue, and compares the journal with the
+    acknowledgements that both received.
+    """
     import penstock.engines.slatedb.engine  # noqa: F401 - what is not installed is said here, not by processes that end
     from penstock.api import open_local
 
@@ -296,7 +302,7 @@ def show_failover(context: CommandContext) -> None:
             context.line("one process writes a journal in (what stands for) a bucket, another one stands by")
             second = _FailoverWriter(url, "the second")
             try:
-                second.read(1)  # how long an interpreter takes to start is no part of a takeover
+                second.read(1)  # the start-up time of an interpreter is not part of a takeover
                 first.read(2 + BEFORE)
                 first.process.kill()
                 killed = time.monotonic()
@@ -331,7 +337,7 @@ def show_failover(context: CommandContext) -> None:
 
 
 class _FailoverWriter:
-    """A process that appends without end, and the positions it was promised."""
+    """A process that appends continuously, and the positions that were acknowledged to it."""
 
     def __init__(self, url: str, name: str) -> None:
         self.process = subprocess.Popen(
@@ -341,7 +347,7 @@ class _FailoverWriter:
         self.acknowledged: list[int] = []
 
     def read(self, lines: int) -> None:
-        """Waits until the process has said so many lines in all."""
+        """Waits until the process has printed so many lines in all."""
         assert self.process.stdout is not None
         while self._lines < lines:
             line = self.process.stdout.readline()
@@ -350,7 +356,7 @@ class _FailoverWriter:
             self._record(line)
 
     def read_rest(self) -> None:
-        """Returns the rest of a killed process's output; a line cut off was not."""
+        """Returns the rest of a killed process's output, without an incomplete last line."""
         assert self.process.stdout is not None
         for line in self.process.stdout:
             if line.endswith("\n"):

@@ -1,4 +1,4 @@
-"""A whole journal: what it is, copies of it, and serving it over HTTP."""
+"""A whole journal: its description, copies of it, and its service over HTTP."""
 
 from __future__ import annotations
 
@@ -250,7 +250,7 @@ def restore(context: CommandContext, backup: str) -> int:
 
 
 def _named_url(text: str) -> tuple[str, str]:
-    """Returns a buffer: NAME=URL, or a url that is its own name."""
+    """Returns the name and url of a buffer from NAME=URL; a url alone is its own name."""
     name, equals, url = text.partition("=")
     return (name, url) if equals and "/" not in name else (shown_url(text), text)
 
@@ -304,7 +304,7 @@ def serve(
     return_large_blocks()
     tokens = _tokens(token_file)
     if "" not in sys.path:
-        sys.path.insert(0, "")  # gates may be in this folder, as handlers may
+        sys.path.insert(0, "")  # gates may be in this folder, like handlers
     declared = load_gates(with_installed(gates))
     if standby:
         context.note("standing by: serving begins when the process that writes the journal ends")

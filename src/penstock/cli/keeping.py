@@ -1,4 +1,4 @@
-"""Retention of topics and delivery of queues; whether history is whole, sealing it, proving it, folding it anew."""
+"""Retention of topics and delivery of queues; verifying, sealing, proving and rebuilding history."""
 
 from __future__ import annotations
 
@@ -114,8 +114,9 @@ def verify(context: CommandContext, topic: str | None) -> int:
 
 
 def read_through(topic: Topic) -> tuple[int, str | None]:
-    """Returns the number of events that were read, and what is wrong with them, their hashes and their sealed files, if
-    anything is."""
+    """Returns the number of events that were read, and the problem of the events, their hashes or their sealed
+    files, if there is one.
+    """
     count, problem = _read_events(topic)
     return count, problem or _verify_problem(topic)
 
@@ -124,7 +125,7 @@ def _read_events(topic: Topic) -> tuple[int, str | None]:
     """Returns the number of events that were read, and the error that stopped the reading."""
     count = last = expected = 0
     latest: int | None = None
-    with suppress(PenstockError):  # the newest block is damaged, and the read will come to it
+    with suppress(PenstockError):  # the newest block is damaged, and the read will reach it
         expected, latest = len(topic), topic.latest
     try:
         for event in topic.read(through=latest):
@@ -142,7 +143,7 @@ def _read_events(topic: Topic) -> tuple[int, str | None]:
 
 
 def _readable_again(topic: Topic, last: int) -> str:
-    """Returns a sentence that says from which position on a damaged topic can be read to its end."""
+    """Returns a sentence with the position from which a damaged topic can be read to its end."""
     first = 0
     with suppress(PenstockError):
         for event in topic.read(after=last, reverse=True):
@@ -154,12 +155,12 @@ def _verify_problem(topic: Topic) -> str | None:
     """Returns the problem of a topic's hashes and sealed files."""
     from penstock.core.local.backend import LocalJournal
 
-    if not isinstance(topic.journal, LocalJournal):  # a topic is verified where its store is
+    if not isinstance(topic.journal, LocalJournal):  # the process with the store verifies a topic
         return None
     try:
         report = topic.verify()
     except ConfigError:
-        raise  # a package is missing, which is no damage
+        raise  # a package is missing, which is not damage
     except PenstockError as error:
         return f"{type(error).__name__}: {error}"
     return report.broken.reason if report.broken else None
@@ -391,7 +392,7 @@ def graph(context: CommandContext, correlation: str, format: str, out: str | Non
     with context.journal(read_only=True) as journal:
         events = list(journal.correlated(correlation))
         if len(events) <= 1:
-            # The id of an event in the middle: its correlation has the rest.
+            # The id of an event in the middle is enough: its correlation finds the other events.
             for name in journal.topics():
                 found = journal.topic(name).find(correlation)
                 if found is not None and found.correlation_id is not None:
@@ -434,11 +435,11 @@ SETTINGS = {
     "verified": "keep a hash of every event, for `penstock verify`",
     "indexed": "look events up by key, cause and correlation in an index",
 }
-"""A topic's settings; `dedup_window` is the topic's where there is no queue."""
+"""A topic's settings. `dedup_window` is the topic's own if there is no queue."""
 
 
 def _options() -> list[click.Parameter]:
-    """Returns every field as an option: its type says how it is read."""
+    """Returns every field as an option. The type of a field decides how its text is read."""
     from msgspec import inspect
 
     from penstock.core.journal.catalog import Settings

@@ -1,4 +1,6 @@
-"""The `penstock` group: imports a command's module when it is called; a mistake becomes a sentence and an exit code."""
+"""The `penstock` group: it imports a command's module when the command is called, and turns a mistake into a
+sentence and an exit code.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,7 @@ SECTIONS: Final[dict[str, dict[str, str]]] = {
     },
     "Spark and buffers": {"pipelines": "run pipelines", "buffer": "buffer"},
 }
-"""The commands by the module of `penstock.cli` they are in, in the order the overview shows them."""
+"""The commands by their module in `penstock.cli`, in the order of the overview."""
 
 MODULES: Final = {
     name: f"penstock.cli.{module}"
@@ -51,7 +53,7 @@ MODULES: Final = {
 
 
 class LazyGroup(CommandGroup):
-    """The commands, each imported when it is asked for."""
+    """A group that imports each command when it is requested."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(MODULES)
@@ -101,19 +103,20 @@ def _greet(ctx: click.Context) -> None:
 
 
 def run(words: Sequence[str]) -> int:
-    """Runs one command line and returns what the shell should see."""
+    """Runs one command line and returns the exit code for the shell."""
     if os.environ.get("_PENSTOCK_COMPLETE"):
         app.main(list(words), prog_name="penstock")
     json = "--json" in words
     try:
         return _run(words, json=json)
-    except OSError as error:  # of standard output itself: Python flushes it once more on exit, which would fail again
+    # an error of standard output itself: Python flushes it again at exit, which would fail again
+    except OSError as error:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return commands.CUT_OFF if isinstance(error, BrokenPipeError) else _explain(error, json=json)
 
 
 def _run(words: Sequence[str], *, json: bool) -> int:
-    """Runs a command; OSError when its output cannot be written."""
+    """Runs a command. Raises OSError when its output cannot be written."""
     try:
         with app.make_context("penstock", list(words)) as ctx:
             code = app.invoke(ctx)
@@ -138,13 +141,15 @@ def _run(words: Sequence[str], *, json: bool) -> int:
 
 
 def _plain(error: click.UsageError, words: Sequence[str]) -> str:
-    """Returns a sentence of ours as it is; Click's own as one that follows `penstock: `, without the secrets of its
-    urls.
+    """Returns a message for the user.
+
+    A sentence of penstock stays unchanged; a message of Click is adapted to follow `penstock: `. Both come without the
+    secrets of urls.
     """
     from penstock.core.names import shown_url
 
     first, *rest = error.format_message().split("\n")
-    message = "\n".join((" ".join(first.split()), *rest))  # below it, a caret stands under what is wrong
+    message = "\n".join((" ".join(first.split()), *rest))  # in the line below, a caret marks the mistake
     for word in words:
         message = message.replace(word, shown_url(word)) if "://" in word else message
     ours = type(error) is click.UsageError and not message.startswith("Got ")
@@ -158,9 +163,7 @@ def _hint(error: click.UsageError) -> str:
 
 
 def _explain(error: Exception, *, json: bool) -> int:
-    """Returns a sentence for an error that a user can do something about; anything else is a defect and keeps its
-    traceback.
-    """
+    """Returns a sentence for an error that a user can correct; any other error is a defect and keeps its traceback."""
     from penstock.errors import ConfigError, Corrupt, NoStore, PenstockError
 
     if isinstance(error, NoStore):
@@ -187,8 +190,8 @@ _YES_OR_NO = ("priority", "feed", "by_key", "verified", "indexed")
 
 
 def _as_options(message: str) -> str:
-    """Returns a sentence about Python's arguments as one about options: takeover=True is --takeover, max_age= is
-    --max-age.
+    """Returns a sentence about Python arguments as a sentence about options: takeover=True becomes --takeover,
+    max_age= becomes --max-age.
     """
     return _ARGUMENT.sub(
         lambda found: f"--{found[1].replace('_', '-')}{' yes' if found[2] and found[1] in _YES_OR_NO else ''}", message
@@ -200,7 +203,7 @@ def _complain(name: str, message: str, code: int, *, json: bool, hint: str = "")
     if json:
         import msgspec
 
-        readable = message.encode(errors="backslashreplace").decode()  # a file's name may be no Unicode
+        readable = message.encode(errors="backslashreplace").decode()  # a file's name may not be valid Unicode
         sys.stderr.write(msgspec.json.encode({"error": name, "message": readable}).decode() + "\n")
         return code
     sys.stderr.write(f"penstock: {message}\n")

@@ -21,8 +21,11 @@ _STYLES = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", 
 
 
 def prepare_streams() -> None:
-    """Streams that were closed lead nowhere: the number of one must not become a store's file. Characters that the
-    output's encoding does not have are spelled out as in JSON, which stays JSON."""
+    """Prepares the standard streams.
+
+    A closed stream is replaced by the null device, because a store's file must not get its number. Characters that the
+    output's encoding lacks are escaped as in JSON, so JSON stays valid.
+    """
     if sys.stdin is None:
         sys.stdin = os.fdopen(os.open(os.devnull, os.O_RDONLY))
     if sys.stdout is None:
@@ -49,17 +52,17 @@ def colored(stream: TextIO) -> bool:
 
 
 def paint(text: str, style: str, on: bool) -> str:
-    """Returns text in a style, where colour is wanted."""
+    """Returns text in a style, if colour is wanted."""
     return f"\x1b[{_STYLES[style]}m{text}\x1b[0m" if on and text else text
 
 
 def safe(text: str) -> str:
-    """Returns text that cannot move the cursor or recolour the terminal: control characters are spelled out."""
+    """Returns text that cannot move the cursor or change the terminal's colours: control characters are escaped."""
     return text if text.isprintable() else "".join(c if c.isprintable() else f"\\x{ord(c):02x}" for c in text)
 
 
 def safe_lines(text: str) -> str:
-    """Does the same for text of several lines, which stay lines."""
+    """Does the same for text of several lines, and keeps the line ends."""
     return "\n".join(map(safe, text.splitlines()))
 
 
@@ -79,7 +82,7 @@ def shown(value: object) -> str:
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, color: bool) -> str:
-    """Columns under headings; numbers to the right, text to the left."""
+    """Returns columns under headings; numbers are aligned to the right, text to the left."""
     values = [list(row) for row in rows]
     cells = [[shown(value) for value in row] for row in values]
     right = [
@@ -103,7 +106,7 @@ def _line(cells: Sequence[str], widths: Sequence[int], right: Sequence[bool]) ->
 
 
 def pairs(values: dict[str, object], *, color: bool) -> str:
-    """Returns a record, one field a line."""
+    """Returns a record, one field per line."""
     lines = [(safe(name), shown(value)) for name, value in values.items()]  # a header may have any name
     width = max((len(name) for name, _ in lines), default=0)
     return "\n".join(f"{paint(name.ljust(width), 'bold', color)}  {value}" for name, value in lines)
@@ -113,7 +116,7 @@ def pairs(values: dict[str, object], *, color: bool) -> str:
 
 
 WIDEST_PAYLOAD = 4000
-"""Characters of a payload on one line, at the most; `show` and --json give all of it."""
+"""The maximum number of payload characters on one line. `show` and --json print the whole payload."""
 
 
 def payload_text(event: Event) -> str:
@@ -139,7 +142,7 @@ def event_line(event: Event, *, color: bool, topic: bool = False) -> str:
 
 
 def event_record(event: Event) -> dict[str, object]:
-    """Returns everything about an event but its payload, by name."""
+    """Returns everything about an event except its payload, by name."""
     values: dict[str, object] = {"seq": event.seq, "topic": event.topic, "kind": event.kind, "id": event.id}
     optional = {
         "key": event.key,
@@ -155,7 +158,7 @@ def event_record(event: Event) -> dict[str, object]:
 
 
 def pretty_payload(event: Event) -> str:
-    """Returns a payload laid out for reading."""
+    """Returns a payload in a readable layout."""
     if event.binary:
         return payload_text(event)
     import msgspec
@@ -185,9 +188,10 @@ _BAR = 30
 
 
 class ProgressBar:
-    """A bar on the error stream where that is a terminal; else a line for every tenth and every minute.
+    """A progress bar on the error stream if that is a terminal; otherwise a line for every tenth of the work and for
+    every minute.
 
-    Called with how many of how many events (or `unit`) are done.
+    The caller passes the number of finished events (or `unit`) and their total number.
     """
 
     def __init__(self, context: CommandContext, done: str, *, unit: str = "events") -> None:

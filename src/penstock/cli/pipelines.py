@@ -1,4 +1,4 @@
-"""Spark pipelines: running one, and how those that run do."""
+"""Spark pipelines: running a pipeline, and the state of running pipelines."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _COLUMNS = ("Flow", "State", "Rows", "Rows/s", "Lag", "Batch", "Batch time", "Re
 
 
 def _setting(text: str) -> tuple[str, str]:
-    """Returns a Spark setting: spark.NAME=VALUE."""
+    """Returns a Spark setting from spark.NAME=VALUE."""
     name, equals, value = text.partition("=")
     if not equals or not name.startswith("spark."):
         raise ValueError(f"a Spark setting is spark.NAME=VALUE, not {text!r}")
@@ -85,7 +85,7 @@ def run(
         raise click.UsageError("--dry changes nothing, and --reset does: give one of them")
     if not context.create:
         with context.journal(read_only=True):
-            pass  # a mistyped one is not made
+            pass  # a pipeline with a mistyped name is not created
     from penstock.spark.pipeline.flows import load_pipeline
     from penstock.spark.pipeline.running import Runner, journal_url
     from penstock.spark.startup.sessions import announce
@@ -138,7 +138,9 @@ def _say_graph(context: CommandContext, runner: Runner) -> None:
 # ── the view ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 @contextmanager
 def _view(context: CommandContext) -> Iterator[Callable[[list[FlowStatus]], None]]:
-    """Shows how flows do: in place on a terminal, else a line (or an object) for each flow that has changed."""
+    """Shows the state of flows: in place on a terminal, otherwise a line (or an object) for each flow that has
+    changed.
+    """
     if context.json or not context.out.isatty():
         yield FlowLines(context)
         return
@@ -151,7 +153,7 @@ def _view(context: CommandContext) -> Iterator[Callable[[list[FlowStatus]], None
 
 
 class FlowLines:
-    """A line for each flow that has changed since its last."""
+    """The output of a line for each flow that has changed since its last line."""
 
     def __init__(self, context: CommandContext) -> None:
         self._context = context

@@ -1,4 +1,4 @@
-"""Queues: messages in and out, workers, looking into queues, repairing what failed, periodic messages, pauses."""
+"""Queues: messages in and out, workers, inspection, repair of failures, periodic messages, pauses."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 WIDEST = 60
-"""Characters of an error or a payload in a table's cell."""
+"""The maximum number of characters of an error or a payload in a table's cell."""
 
 with_attempts = click.option(
     "--attempts", is_flag=True, help="each failed attempt (when, who, how it ended), in place of the table"
@@ -239,7 +239,7 @@ def _cut(text: str) -> str:
 
 
 def rate(text: str) -> float:
-    """Messages a second: 100, 100/s, 20/m."""
+    """Returns a rate in messages a second from text: 100, 100/s, 20/m."""
     from penstock.core.queue.flow import read_rate
 
     found = read_rate(text if "/" in text else f"{text}/s")
@@ -452,7 +452,7 @@ def resume(context: CommandContext, queue: Queue, group: str | None) -> Done:
 
 
 QUEUE_SECONDS = 0.5
-"""Seconds between two looks for a queue that is not there yet."""
+"""The number of seconds between two checks for a queue that does not exist yet."""
 
 
 def _supervise(
@@ -464,7 +464,7 @@ def _supervise(
     log_level: str,
     given: dict[str, Any],
 ) -> None:
-    """Runs workers in processes of their own, and starts another one in the place of a killed one."""
+    """Runs workers in separate processes, and starts a new process when one was killed."""
     from penstock.core.consuming.processes import Supervisor
 
     options = ["--log-level", log_level, *(["--until-empty"] if until_empty else [])]
@@ -485,7 +485,7 @@ def _supervise(
 
 
 def _run_again(words: list[str]) -> None:
-    """Runs a command in a process of its own."""
+    """Runs a command in a separate process."""
     from penstock.cli.main import run
     from penstock.cli.output import prepare_streams
 
@@ -600,9 +600,9 @@ def task(context: CommandContext, id: str) -> None:
 
 
 def _awaited(context: CommandContext, journal: Journal, name: str, stop: StopSignals) -> Queue:
-    """Returns the queue; waits for it, as a worker may start before the program that makes it.
+    """Returns the queue. Waits for a missing queue, because a worker may start before the program that makes the queue.
 
-    A misspelt name is an error.
+    A misspelt name raises an error.
     """
     told = False
     while True:
@@ -620,8 +620,9 @@ def _awaited(context: CommandContext, journal: Journal, name: str, stop: StopSig
 
 @contextmanager
 def _journal_of(tasks: Tasks | None, context: CommandContext) -> Iterator[Journal]:
-    """Opens the journal that the tasks were made with, else the journal of the command; UsageError when --url names
-    another journal.
+    """Opens the journal with which the tasks were made, else the command's journal.
+
+    Raises UsageError when --url names another journal.
     """
     bound = None if tasks is None else tasks.bound
     if bound is None:
@@ -651,7 +652,7 @@ def _is_at(journal: Journal, context: CommandContext) -> bool:
             return named.id == journal.id
     except NoStore:
         return False
-    except Locked:  # an engine of one process: only this one can have it open
+    except Locked:  # the engine allows one process: only this process can have the journal open
         return True
 
 
@@ -733,7 +734,7 @@ def _is_empty(queue: Queue, group: str) -> bool:
 
 
 BATCH = 1000
-"""Lines pushed in one commit."""
+"""The number of lines that one commit pushes."""
 
 
 @command(

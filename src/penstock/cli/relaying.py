@@ -1,4 +1,4 @@
-"""`penstock relay`: rows of another database's outbox, on their way into a journal."""
+"""`penstock relay`: moving rows of another database's outbox into a journal."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from penstock.cli.command import CommandContext, command
 from penstock.core.consuming.stopping import StopSignals
 
 GLANCE = 60.0
-"""Seconds of a wait for a signal."""
+"""The number of seconds that one wait for a signal lasts."""
 
 
 @command(

@@ -1,4 +1,4 @@
-"""Topics and their events: append, list, read, follow, show; and how far consumers have come."""
+"""Topics and their events: append, list, read, follow, show, and the positions of consumers."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ _OPTIONS = (
 
 
 def selecting(function: F) -> F:
-    """Gives a command the options that choose events, as `Topic.read` and `Journal.read` take them."""
+    """Gives a command the options that choose events. They are those of `Topic.read` and `Journal.read`."""
     for option in reversed(_OPTIONS):
         function = option(function)
     return function
@@ -109,7 +109,7 @@ def sql(context: CommandContext, query: str, as_csv: bool) -> None:
             found = journal.sql(query)
         except UnknownTopic as error:
             raise Nothing(str(error)) from error
-        except ConfigError as error:  # with the place of a mistake below it, as it is
+        except ConfigError as error:  # unchanged, because the line below marks the place of a mistake
             raise click.UsageError(str(error)) from error
     rows = zip(*(column.to_pylist() for column in found.columns), strict=True)
     if as_csv:
@@ -130,7 +130,7 @@ def _number(value: object) -> object:
 
 
 READ_LIMIT = 1000
-"""Events that `read` shows unless --limit says otherwise."""
+"""The number of events that `read` shows without --limit."""
 
 
 @topic_command(
@@ -209,7 +209,7 @@ def tail(
     with context.journal(read_only=True) as journal:
         if not follow:
             _check_there(context, journal, topics)
-        # First of all: what comes while the newest are shown, it has.
+        # The subscription begins first, so that it includes events that come while the newest events are shown.
         filters = {name: value for name, value in selection.items() if name not in ("since", "until")}
         followed = journal.subscribe(topics or None, "latest", **filters) if follow else None
         left = count
@@ -225,7 +225,10 @@ def tail(
 
 
 def _check_there(context: CommandContext, journal: Journal, wanted: tuple[str, ...]) -> None:
-    """Ends the command when a name or a pattern stands for no topic. Following may begin before a topic does."""
+    """Ends the command when a name or a pattern matches no topic.
+
+    Following a topic may begin before the topic exists.
+    """
     there = journal.topics()
     for name in wanted:
         if not is_pattern(name):
@@ -241,7 +244,7 @@ def _newest(
     lines: int | None,
     followed: JournalSubscription | None,
 ) -> Iterator[Event]:
-    """Returns the first events of a tail, oldest first: nothing that it follows."""
+    """Returns the first events of a tail, oldest first. The subscription then yields only later events."""
     through = None if followed is None else followed.positions
     if lines is None and selection["since"] is not None:
         return journal.read(topics or None, through=through, **selection)
@@ -271,7 +274,7 @@ the_consumer = click.argument("consumer", help="the consumer")
 
 
 def chosen_topics(context: CommandContext, journal: Journal, topic: str | None) -> list[Topic]:
-    """Returns the topic a command names, or all of them."""
+    """Returns the topic that a command names, or all topics."""
     if topic is not None:
         return [context.existing_topic(journal, topic)]
     return [journal.topic(name) for name in journal.topics()]
@@ -364,7 +367,7 @@ def forget(context: CommandContext, topic: Topic, consumer: str) -> Done:
 
 LINES_ONLY = ("events", "kind_from", "key_from", "dedup_from")
 BATCH_BYTES = 4 << 20
-"""Bytes of lines after which a batch is committed, however few lines they are."""
+"""The bytes of lines after which a batch is committed, however few lines there are."""
 
 
 @command(
@@ -443,7 +446,7 @@ def _one_payload(payload: str, words: tuple[str, ...]) -> Any:
 
 
 class EventLines:
-    """Turns lines of input into drafts."""
+    """The conversion of input lines into drafts."""
 
     def __init__(
         self,
@@ -466,7 +469,7 @@ class EventLines:
             raise click.UsageError("--expect and --dedup are for one event; for many use --dedup-from")
 
     def batches(self, source: Iterable[bytes], size: int) -> Iterator[tuple[list[Draft], int]]:
-        """Drafts by the commit, with the bytes their lines were."""
+        """Yields the drafts of one commit at a time, with the number of bytes of their lines."""
         for part in in_parts(self._drafts(source), lambda one: one[1], BATCH_BYTES, size):
             yield [draft for draft, _ in part], sum(read for _, read in part)
 
@@ -480,7 +483,7 @@ class EventLines:
                 yield draft, len(line)
 
     def _draft(self, line: bytes) -> Draft | None:
-        """Returns the draft of one line; None for an empty one."""
+        """Returns the draft of a line; None for an empty line."""
         from penstock.core.documents.events import draft_from_json
         from penstock.core.events import Draft
 
@@ -495,7 +498,7 @@ class EventLines:
         return Draft(payload=payload, **self._shared | self._taken(payload))
 
     def _taken(self, document: object) -> dict[str, str]:
-        """Returns the fields of a line's document that a draft takes, by their names in a draft."""
+        """Returns the fields of a line's document that a draft accepts, by their names in a draft."""
         taken = {}
         for name, field in self._fields.items():
             value = document.get(field) if isinstance(document, dict) else None
@@ -532,7 +535,7 @@ def _append_lines(context: CommandContext, topic: Topic, lines: EventLines, file
 
 
 def _progress(context: CommandContext, file: str | None) -> Any:
-    """Returns a progress bar on the error stream, where there is a terminal and a file of known size."""
+    """Returns a progress bar on the error stream, if there is a terminal and a file of known size."""
     if file is None or context.json or not context.err.isatty():
         return nullcontext()
     return click.progressbar(length=Path(file).stat().st_size, label=Path(file).name, file=context.err)

@@ -1,5 +1,6 @@
-"""Words of a command line as values: numbers, times, sizes, JSON, conditions, names. Click shows a function's name
-in capitals as the value's placeholder.
+"""Words of a command line as values: numbers, times, sizes, JSON, conditions, names.
+
+Click shows the name of a function in capitals as the value's placeholder.
 """
 
 from __future__ import annotations
@@ -25,25 +26,25 @@ F = TypeVar("F", bound=Callable[..., object])
 
 
 def size(text: str) -> int:
-    """Returns bytes: 1000, 64KiB."""
+    """Returns a number of bytes from text: 1000, 64KiB."""
     return parse_size(text)
 
 
 def duration(text: str) -> float:
-    """Returns seconds: 90s, 1h30m."""
+    """Returns a number of seconds from text: 90s, 1h30m."""
     return parse_duration(text)
 
 
 def moment(text: str) -> datetime:
-    """Returns a time: ISO, or how long ago."""
+    """Returns a time from text: an ISO time, or how long ago."""
     return parse_moment(text, datetime.now(UTC))
 
 
-moment.__name__ = "time"  # what the help shows
+moment.__name__ = "time"  # for the help text
 
 
 def position(text: str) -> int:
-    """Returns a position in a topic."""
+    """Returns a position in a topic from text."""
     if not text.isdecimal():
         raise ValueError(f"a position is a whole number, not {text!r}")
     return int(text)
@@ -66,14 +67,14 @@ def count(text: str) -> int:
 
 
 def condition(text: str) -> Where:
-    """Returns a condition on events."""
+    """Returns a condition on events from text."""
     from penstock.core.model.conditions import Where
 
     return Where(text)
 
 
 def header(text: str) -> tuple[str, str]:
-    """Returns a header: NAME=VALUE."""
+    """Returns a header from NAME=VALUE."""
     name, equals, value = text.partition("=")
     if not name or not equals:
         raise ValueError(f"a header is NAME=VALUE, not {text!r}")
@@ -81,7 +82,7 @@ def header(text: str) -> tuple[str, str]:
 
 
 def or_none(convert: Callable[[str], T]) -> Callable[[str], T | None]:
-    """Returns the value, or None for `none`: no limit."""
+    """Returns the value, or None for `none`, which means no limit."""
 
     def converted(text: str) -> T | None:
         return None if text == "none" else convert(text)
@@ -91,7 +92,7 @@ def or_none(convert: Callable[[str], T]) -> Callable[[str], T | None]:
 
 
 def json_value(text: str) -> object:
-    """Returns a payload as JSON."""
+    """Returns a payload from JSON text."""
     import msgspec
 
     try:
@@ -132,7 +133,7 @@ def some_topics(metavar: str, *, required: bool = False, help: str) -> Callable[
 
 
 def choice(*names: str, help: str, default: str | None = None) -> Callable[[F], F]:
-    """Returns an option whose value is one of the words of the last name."""
+    """Returns an option whose value is one of the words in the last name."""
     return click.option(*names[:-1], type=click.Choice(names[-1].split()), default=default, help=help)
 
 
@@ -148,10 +149,11 @@ the_headers = several("--header", "headers", metavar="NAME=VALUE", type=header, 
 
 
 def load_named(path: str, what: str = "a handler", like: str = "shop.mail:send", also: tuple[type, ...] = ()) -> object:
-    """Returns the object that `module:name` names, from this folder or the installed packages; UsageError says what is
-    missing.
+    """Returns the object that `module:name` names, from this folder or the installed packages.
 
-    It is a function or a class, or one of the types `also` names.
+    Raises UsageError, which says what is missing.
+
+    The object is a function, a class, or an instance of one of the types in `also`.
     """
     import importlib
 

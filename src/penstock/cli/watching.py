@@ -1,4 +1,6 @@
-"""True if all is well: the journal live in a terminal and for monitoring, this machine; completion and help."""
+"""Watching: the live state of the journal in a terminal, checks for monitoring and of this machine, completion and
+help.
+"""
 
 from __future__ import annotations
 
@@ -30,9 +32,9 @@ if TYPE_CHECKING:
 
 
 SHORTEST = 0.05
-"""Seconds between two looks, at the least."""
+"""The minimum number of seconds between two updates."""
 LAST_FAILURE = 50
-"""Characters of a failure in a row of `top`."""
+"""The number of characters of a failure in a row of `top`."""
 
 
 @command("top", "penstock top", "penstock top --url http://127.0.0.1:7367")
@@ -54,7 +56,7 @@ def top(context: CommandContext, interval: float, rows: int, count: int | None, 
         sample = journal.stats  # a server measures rates itself
         if isinstance(journal, LocalJournal):
             sample = Sampler(journal).sample
-        sample()  # rates need a before
+        sample()  # a rate needs an earlier sample
         time.sleep(min(interval, 1.0))
         if once:
             _say(context, sample(), rows, context.line)
@@ -73,12 +75,15 @@ def _say(context: CommandContext, sample: Sample, rows: int, show: Callable[[str
         context.document(sample)
     else:
         show(_frame(sample, rows, color=context.color))
-    context.flush()  # the reader of a pipe sees each as it comes
+    context.flush()  # the reader of a pipe sees each frame as it comes
 
 
 @contextmanager
 def _screen(context: CommandContext) -> Iterator[tuple[Callable[[str], None], Callable[[float], bool]]]:
-    """Shows frames in place on a terminal, one after the other elsewhere; and waits, where q means to leave."""
+    """Shows frames, in place on a terminal and otherwise one after the other.
+
+    Also provides the wait, which says when q ends the command.
+    """
     if context.json or not context.out.isatty():
         yield lambda frame: context.line(frame + "\n"), _sleep
         return
@@ -97,7 +102,7 @@ def _sleep(seconds: float) -> bool:
 
 @contextmanager
 def _keys(context: CommandContext) -> Iterator[Callable[[float], bool]]:
-    """Yields a wait that ends when q is pressed; keys arrive one by one, without Enter, while the block runs."""
+    """Yields a wait that ends when q is pressed. While the block runs, keys arrive one by one, without Enter."""
     if not context.input.isatty():
         yield _sleep
         return
@@ -111,7 +116,7 @@ def _keys(context: CommandContext) -> Iterator[Callable[[float], bool]]:
     def leave(seconds: float) -> bool:
         until = time.monotonic() + seconds
         while (left := until - time.monotonic()) > 0:
-            # In short waits: a Ctrl-C just before a wait begins does not end the wait.
+            # The wait is divided into short waits, because a Ctrl-C just before a wait begins does not end that wait.
             if select.select([keyboard], [], [], min(left, 0.2))[0] and os.read(keyboard, 1) in (b"q", b"Q", b""):
                 return True
         return False
@@ -173,11 +178,14 @@ F = TypeVar("F", bound=Callable[..., Any])
 FINE, WARNING, CRITICAL, UNKNOWN = 0, 1, 2, 3
 """The exit codes that monitoring systems expect of a check."""
 SEVERITIES = (FINE, WARNING, UNKNOWN, CRITICAL)
-"""The worst last."""
+"""The severities in order; the worst is last."""
 
 
 class Threshold:
-    """Above `warning` a person should look, above `critical` now. Written WARNING:CRITICAL, or one for both."""
+    """The limits of a quantity: above `warning` a person should look, above `critical` immediately.
+
+    The text is WARNING:CRITICAL, or one number for both.
+    """
 
     def __init__(self, text: str, convert: Callable[[str], float]) -> None:
         first, colon, second = text.partition(":")
@@ -197,7 +205,7 @@ def _limit(name: str, convert: Callable[[str], float], help: str) -> Callable[[F
 
 
 def share(text: str) -> float:
-    """Returns a share of one: 80%."""
+    """Returns a share of one from text: 80%."""
     try:
         return float(text.removesuffix("%")) / 100
     except ValueError:
@@ -219,10 +227,10 @@ LIMITS: dict[str, tuple[Callable[[str], float], str]] = {
     "objects": (number, "objects a journal may have in an object store"),
     "unstored": (duration, "how long a commit may be in the memory of an object store's writer only"),
 }
-"""The quantities that can be limited: how it is written, and what it means."""
+"""The quantities that can have limits: the form of each limit, and its meaning."""
 USUALLY = {"failed": Threshold("0:1000000000", number), "dead": Threshold("0:1000000000", number)}
 USUALLY |= {"pressure": Threshold(f"{100 * WRITER_FULL:g}:95", share)}
-"""The limits that apply where no option sets a limit."""
+"""The limits that apply when no option sets them."""
 
 
 def _limits(function: F) -> F:
@@ -232,12 +240,12 @@ def _limits(function: F) -> F:
 
 
 class Judgement:
-    """The problems that were found, and the worst of everything that was measured."""
+    """The problems that were found, and the worst severity of all measurements."""
 
     def __init__(self, limits: dict[str, Threshold | None], rate: float) -> None:
         self.limits = {name: given or USUALLY.get(name) for name, given in limits.items()}
         self._found: list[tuple[int, str, str]] = []
-        """The severity of each problem, its kind, and the problem in words."""
+        """The problems: the severity, the kind, and the description of each."""
         self.worst: dict[str, float] = {"rate": round(rate, 3)}
 
     def judge(self, name: str, value: float, says: str) -> None:
@@ -252,7 +260,7 @@ class Judgement:
 
     @property
     def found(self) -> list[tuple[int, str]]:
-        """The problems, the worst first; of one severity in the order of the console."""
+        """The problems, worst first. Problems of the same severity have the order of the console."""
         from penstock.core.observe.sample import FINDING_KINDS
 
         rank: dict[str, int] = {kind: at for at, kind in enumerate(FINDING_KINDS)}
@@ -314,7 +322,7 @@ def check(context: CommandContext, topic: tuple[str, ...], queue: tuple[str, ...
         judge("flow_lag", behind, f"{behind:,} wait to be read by pipeline {flow.key}")
         judge("batch_time", took, f"the newest batch of pipeline {flow.key} took {show_duration(took)}")
         judge("restarts", flow.restarts, f"pipeline {flow.key} was started again {flow.restarts:,} times")
-    # Kinds with a threshold were judged above; any other finding is a warning.
+    # Kinds with a limit were judged above. Any other finding is a warning.
     judged = {"dead", "failed", "writer"} | {
         kind for kind, limit in (("lag", "lag"), ("oldest", "age")) if limits[limit] is not None
     }
@@ -367,7 +375,7 @@ OLDEST_JAVA = 17
 
 
 class Diagnosis(NamedTuple):
-    """Something the doctor looked at, and what to do about it."""
+    """A thing that the doctor examined, and the advice about it."""
 
     what: str
     found: str
@@ -472,7 +480,7 @@ def _java_version(path: str) -> int | None:
 
 
 def _journal(context: CommandContext) -> list[Diagnosis]:
-    """Returns the journal, if there is one, and its disk."""
+    """Returns the state of the journal, if there is one, and of its disk."""
     try:
         with context.journal(read_only=True) as journal:
             described = journal.describe()

@@ -89,7 +89,10 @@ class RemoteBackend:
         return f"<journal at {self.client.url}{' (closed)' if self.closed else ''}>"
 
     def call(self, operation: Operation[A], *names: str, request: msgspec.Struct | None = None, wait: float = 0.0) -> A:
-        """Returns an operation's answer; `names` are those in its path. `wait`: how long the server may take."""
+        """Returns an operation's answer.
+
+        `names` are the names in its path. `wait` is the time that the server may take.
+        """
         if operation.changes(request):
             self.check_writable()
         if operation is wire.DROP_TOPIC:
@@ -99,7 +102,7 @@ class RemoteBackend:
         return answer
 
     def find(self, operation: Operation[A], *names: str) -> A | None:
-        """Returns the answer of a look-up; None without a result."""
+        """Returns the answer to a look-up; None when the thing does not exist."""
         answer: A | None = _read(self.client.find(operation, *names))
         return answer
 
@@ -108,7 +111,7 @@ class RemoteBackend:
         return [receipt_of(one) for one in self.call(PUSH_TOGETHER, request=calls)]
 
     def check_writable(self) -> None:
-        """Raises ReadOnly when the journal was opened so."""
+        """Raises ReadOnly when the journal was opened read-only."""
         if self.read_only:
             raise ReadOnly("this journal was opened with read_only=True")
 
@@ -174,7 +177,7 @@ class RemoteBackend:
         return open_scans(self, names)
 
     def causes(self, operation: Operation[wire.EventList[Event]], name: str) -> Iterator[Event]:
-        """Yields the events of an answer that comes in pages."""
+        """Yields the events of an answer, which arrives in pages."""
         query = wire.CausesQuery()
         while True:
             page = self.call(operation, name, request=query)
@@ -208,7 +211,7 @@ class RemoteBackend:
         self.client.call(wire.FLUSH_JOURNAL)
 
     def audit(self, kind: str, subject: str, record: dict[str, object]) -> None:
-        """Refuses, because the topic is the server's own and takes no events from outside."""
+        """Does nothing: the audit topic is the server's own and takes no records from clients."""
 
     # ── in the background ────────────────────────────────────────────────────────────────────────────────────────────
     def submit(self, work: Callable[[], T], *, patient: bool = True) -> Ticket[T]:
@@ -281,7 +284,7 @@ def _nothing() -> None:
 
 
 def _read(answer: Any) -> Any:
-    """Returns an answer with the values that its documents stand for."""
+    """Returns an answer with its documents converted to values."""
     return convert_answer(answer, _VALUES, event_of)
 
 

@@ -179,8 +179,8 @@ class Client:
         return os.getpid() != self._pid
 
     def check_open(self) -> None:
-        """Raises Closed when it is, or when this process was forked: parent and child would read each other's
-        answers.
+        """Raises Closed when the client is closed, or when this process was forked: parent and child would read each
+        other's answers.
         """
         if self.closed:
             raise Closed("the journal is closed")
@@ -199,15 +199,15 @@ class Client:
         body: object = None,
         wait: float = 0.0,
     ) -> A:
-        """Returns an operation's answer; the error it stands for when it is a problem.
+        """Returns an operation's answer. Raises the error that a problem document describes.
 
-        `wait`: how long the server may take.
+        `wait` is the time that the server may take.
         """
         changes = operation.changes(body if query is None else query)
         return self._decoded(operation, changes, *self._exchange(operation, names, query, body, wait, changes))
 
     def find(self, operation: Operation[A], *names: str) -> A | None:
-        """Returns the answer to a look-up; None when the server says that there is no such thing."""
+        """Returns the answer to a look-up; None when the server says that the thing does not exist."""
         changes = operation.changes()
         status, data = self._exchange(operation, names, None, None, 0.0, changes)
         problem = read_problem(status, data) if status >= 300 else None
@@ -273,7 +273,7 @@ class Client:
         headers: dict[str, str] | None = None,
         timeout: float | None = None,
     ) -> urllib3.BaseHTTPResponse:
-        """Returns an answer that is read piece by piece; the caller closes it, and with it its connection."""
+        """Returns an answer that is read piece by piece. The caller closes the answer, which closes its connection."""
         self.check_open()
         target = self._base + operation.target(names, query)
         sent = {**self._headers, "Accept": accept, **(headers or {})}
@@ -305,7 +305,7 @@ class Client:
         accept: str,
         packed: bool = False,
     ) -> tuple[bytes, Mapping[str, str]]:
-        """Returns an answer's bytes, whatever they are, and its headers; `packed`: compressed on their way."""
+        """Returns the bytes of an answer, and its headers. With `packed`, the bytes are compressed on their way."""
         headers = {"Accept-Encoding": "gzip"} if packed else None
         answer = self.stream(operation, *names, query=query, accept=accept, headers=headers)
         try:
@@ -331,7 +331,10 @@ class Client:
             answer.close()
 
     def broken(self, error: HTTPError, *, doubtful: bool = False) -> StorageError | Closed:
-        """Returns the error of a connection that broke; `doubtful`: the request may have changed something."""
+        """Returns the error of a connection that broke.
+
+        `doubtful` means that the request may have changed something.
+        """
         why = _ORIGIN.sub("", str(error))
         if doubtful:
             return OutcomeUnknown(f"{self.url} did not answer ({why}); {_DOUBT}")
@@ -340,8 +343,8 @@ class Client:
         return StorageError(f"{self.url} does not answer ({why}): is `penstock serve` running there?", retryable=True)
 
     def _refusal(self, status: int, data: bytes, *, changes: bool = False) -> PenstockError:
-        """Returns the error of an answer that is none: a problem's, or that of something between here and the
-        server.
+        """Returns the error that an answer reports: the error of a problem document, or the error of a machine
+        between here and the server.
         """
         problem = read_problem(status, data)
         if problem is not None and problem.error:
@@ -356,7 +359,7 @@ class Client:
         return StorageError(what, retryable=status in (429, 502, 503, 504))
 
     def _foreign(self, status: int, data: bytes, why: object, *, changes: bool = False) -> StorageError:
-        """Returns the error of an answer that no server of ours gave, such as a proxy's login page."""
+        """Returns the error of an answer that no penstock server gave, such as a proxy's login page."""
         what = f"{self.url} answered {status}, and not as a penstock server does ({why})"
         if data:
             what += f": {data[:200]!r}"
@@ -371,7 +374,7 @@ class Client:
 
 
 def lines_of(answer: urllib3.BaseHTTPResponse) -> Iterator[bytes]:
-    """Yields the lines of an answer, as they arrive."""
+    """Yields the lines of an answer as they arrive."""
     begun: list[bytes] = []
     for piece in answer.stream(1 << 16):
         *whole, rest = piece.split(b"\n")

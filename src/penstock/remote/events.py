@@ -85,7 +85,7 @@ class DocumentRows:
         return pack_tags(self._documents[row].tags)
 
     def extract(self, row: int) -> bytes:
-        """Returns a block of this one event, for pickling."""
+        """Returns a block with only this event, for pickling."""
         from penstock.core.journal.blocks import Columns, build_block
 
         columns = Columns([self.kind(row)], [bytes(self.raw_payload(row))])
@@ -176,14 +176,15 @@ def wire_filter(query: EventQuery) -> dict[str, Any]:
 
 
 def wire_times(query: EventQuery) -> dict[str, Any]:
-    """Returns the times between which events are wanted, as query parameters."""
+    """Returns the range of times of the wanted events, as query parameters."""
     times = (("since", query.since), ("until", query.until))
     return {name: None if time is None else time.isoformat() for name, time in times}
 
 
 def read_across(backend: RemoteBackend, query: AcrossQuery) -> Iterator[Event]:
-    """Yields the wanted events of several topics, a page at a time; where they ended at the first page is the end of
-    all.
+    """Yields the wanted events of several topics, a page at a time.
+
+    The ends of the topics at the first page are the end of the read.
     """
     wanted, through = query.events, None if query.through is None else dict(query.through)
     asked = wire.AcrossRequest(
@@ -211,7 +212,7 @@ def read_across(backend: RemoteBackend, query: AcrossQuery) -> Iterator[Event]:
 
 
 def read_events(backend: RemoteBackend, topic: str, query: EventQuery) -> Iterator[Event]:
-    """Returns the wanted events: a stream, or pages where few are wanted or the newest come first."""
+    """Returns the wanted events: from a stream, or from pages when few events are wanted or the newest come first."""
     asked = wire.ReadQuery(
         after=query.after,
         through=None if query.through == MAX_SEQ else query.through,
@@ -226,7 +227,7 @@ def read_events(backend: RemoteBackend, topic: str, query: EventQuery) -> Iterat
 
 
 def read_pages(backend: RemoteBackend, topic: str, query: wire.ReadQuery) -> Iterator[Event]:
-    """Yields a page at a time; the newest position of the first page is the end of all."""
+    """Yields events a page at a time. The newest position at the first page is the end of the read."""
     left, reverse, latest = query.limit, query.reverse, 0
     while left is None or left > 0:
         query.limit = PAGE_EVENTS if left is None else min(left, PAGE_EVENTS)

@@ -57,7 +57,7 @@ class ServedLease(msgspec.Struct, eq=False):
     name: str
 
     def token(self, index: int) -> str:
-        """Returns the delivery's name."""
+        """Returns the delivery's token."""
         return self.name
 
 
@@ -134,7 +134,7 @@ class RemoteQueue:
                 return [self._taken(one) for one in found]
 
     async def take_async(self, wanted: TakeRequest, stopping: threading.Event | None = None) -> list[Delivery]:
-        """Takes messages. When the call is cancelled, the request goes on, and the messages it finds are given back."""
+        """Takes messages. When the call is cancelled, the request continues, and its messages are given back."""
         taker = Handover(self.release)
         return await taker.run(lambda: self.take(wanted, stopping, taker))
 
@@ -151,10 +151,10 @@ class RemoteQueue:
         return Delivery(hold, 0, event_of(found.event), found.attempt)
 
     def nudge(self) -> None:
-        """Does nothing: a take of a worker ends by itself, soon enough."""
+        """Does nothing: a worker's take ends soon by itself."""
 
     def check_may_wait(self) -> None:
-        """Does nothing: a thread that waits holds no writer here."""
+        """Does nothing: a waiting thread does not hold a writer here."""
 
     # ── settling ─────────────────────────────────────────────────────────────────────────────────────────────────────
     def ack(self, delivery: Delivery, result: object) -> None:
@@ -216,7 +216,7 @@ class RemoteQueue:
 
 
 def push_request(queue: str, drafts: list[Draft], options: PushOptions) -> wire.PushRequest | None:
-    """Returns the request that pushes some drafts; None when there is nothing to push."""
+    """Returns the request that pushes some drafts; None when there are no drafts."""
     keyed = next((draft.key for draft in drafts if draft.key is not None), options.key)
     read_delivery_options(SystemClock(), options, keyed)
     if not drafts:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def open_scans(backend: RemoteBackend, wanted: Iterable[str]) -> Iterator[dict[str, TopicScan]]:
-    """Opens scans of the existing topics, each up to where the topic ends in one state of the journal."""
+    """Opens scans of the existing topics. Each scan ends where its topic ends, all in one state of the journal."""
     names = sorted({*wanted} & {*backend.call(LIST_TOPICS)})
     # no name would mean all topics
     ends = backend.call(wire.READ_ENDS, request=wire.TopicsQuery(names)).ends if names else {}

@@ -73,14 +73,14 @@ class RemoteFollower(EventFollower):
 
     @abstractmethod
     def _connect(self) -> urllib3.BaseHTTPResponse:
-        """Returns the stream of what follows what was received."""
+        """Returns the stream of the events after the received ones."""
 
     @abstractmethod
     def _asked(self, limit: int) -> Iterator[Event]:
         """Requests the events after the last event that was returned, without waiting for more."""
 
     def ready(self) -> Event | None:
-        """Returns the next event if it has arrived already."""
+        """Returns the next event if it has already arrived."""
         return None if self._closed else self._ready(ask=False)
 
     def close(self) -> None:
@@ -108,7 +108,10 @@ class RemoteFollower(EventFollower):
         await self._signal.wait_async(seen, left)
 
     def _ready(self, *, ask: bool) -> Event | None:
-        """Returns the next event that has arrived; `ask`: also asks the server at once when none has."""
+        """Returns the next event that has arrived.
+
+        With `ask`, it also asks the server at once when none has arrived.
+        """
         self._start()
         with self._room:
             if not self._ahead and self._failure is not None:

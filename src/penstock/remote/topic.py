@@ -62,7 +62,7 @@ class RemoteTopic:
         return draft_documents(drafts, self.name)
 
     def _send(self, documents: list[DraftDocument], patient: bool = True) -> list[Receipt]:
-        """Sends drafts; raises Backpressure at once when the server's writer is behind and the caller is impatient."""
+        """Sends drafts. Without `patient`, raises Backpressure at once when the server's writer is behind."""
         if not documents:
             return []
         query = wire.AppendQuery(patient)
@@ -125,8 +125,8 @@ class RemoteTopic:
         return None if newest == position else (newest, state)
 
     def _folded(self, projection: type[P], key: str | None) -> tuple[int, P | None]:
-        """Returns the position and the state of one answer: the events are of one topic, and end where the topic
-        ended.
+        """Returns the position and the state from one answer: its events are of one topic and end at the topic's end
+        at that time.
         """
         return folded(projection, self.read(EventQuery(key=None if key is None else check_text(key, "key"))))
 
@@ -178,11 +178,11 @@ class RemoteStateSaving:
         self.of = ask(lambda: client.call(FOLD_TOPIC, topic))
 
     def begin(self) -> None:
-        """Removes saved states of all versions of the projection."""
+        """Removes the saved states of all versions of the projection."""
         self._send([], begin=True)
 
     def save(self, folded: Iterable[tuple[str | None, int, int, bytes]]) -> int:
-        """Saves states (keys, newest and first positions, and bytes), some at a time; returns their number."""
+        """Saves states (keys, newest and first positions, and bytes), some at a time. Returns their number."""
         fingerprint = self._declared.fingerprint
         count = 0
         states = (StreamedState(key or "", fingerprint, newest, first, state) for key, newest, first, state in folded)

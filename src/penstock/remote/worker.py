@@ -65,7 +65,7 @@ class RemoteTopicWorker(BatchWorker):
                 self._followed.commit(self._consumer, seq)
 
     def _gathered(self, subscription: RemoteSubscription) -> list[Event]:
-        """Returns the next events, no more than a batch; none when none came for a moment."""
+        """Returns the next events, at most a batch; none when no event came for a moment."""
         first = subscription.next(GLANCE)
         events = [] if first is None else [first]
         while events and len(events) < self._batch and (more := subscription.ready()) is not None:
@@ -73,4 +73,4 @@ class RemoteTopicWorker(BatchWorker):
         return events
 
     def _nudge(self) -> None:
-        """Does nothing: the worker looks often enough by itself."""
+        """Does nothing: the worker checks often enough by itself."""

@@ -596,13 +596,13 @@ class StateSaving:
             self.of = rebuilt(snap, self._topic)
 
     def begin(self) -> None:
-        """Removes saved states of all versions of the projection."""
+        """Removes the saved states of all versions of the projection."""
         if self.of.through:
             self._core.run(partial(replace_states, self._topic, self._declared, (), begin=True), relaxed=True)
             self._states.clear()
 
     def save(self, folded: Iterable[tuple[str | None, int, int, bytes]]) -> int:
-        """Saves states (keys, newest and first positions, and bytes), some at a time; returns their number."""
+        """Saves states (keys, newest and first positions, and bytes), some at a time. Returns their number."""
         count = 0
         fingerprint = self._declared.fingerprint
         for some in in_parts(folded, lambda one: len(one[3]), _SAVED_BYTES, _SAVED_AT_ONCE):

@@ -195,7 +195,7 @@ class LocalBackend:
         return answer
 
     def find(self, operation: Operation[A], *names: str) -> A | None:
-        """Returns the answer of a look-up; None without a result."""
+        """Returns the answer to a look-up; None when the thing does not exist."""
         return self.call(operation, *names)
 
     def store(self, what: str, instead: str) -> LocalBackend:

@@ -83,7 +83,7 @@ class Backend(Protocol):
         """Returns the answer of an operation; `names` are the names in its path."""
 
     def find(self, operation: Operation[A], *names: str) -> A | None:
-        """Returns the answer of a look-up; None without a result."""
+        """Returns the answer to a look-up; None when the thing does not exist."""
 
     def store(self, what: str, instead: str) -> LocalBackend:
         """Returns the store itself.

@@ -344,7 +344,7 @@ class _Sealing:
         yield from self.write(self._target(), ranges)
 
     def _target(self, of: Segment | None = None) -> SealTarget:
-        """Returns the place and the form of new files; `of`: a segment whose events they hold again."""
+        """Returns the place and the form of new files. `of` is a segment whose events the files hold again."""
         columns = of.columns if of is not None and of.filtered else self.settings.columns
         return SealTarget(self.topic, self.lake, self.token, columns, self.settings.partition_by)
 
@@ -480,8 +480,8 @@ def first_step(ranges: list[Range], most: int) -> tuple[list[Range], int]:
 def plan_merges(snap: Snapshot, topic_id: int, trimmed: int, lake: str, file_events: int) -> list[list[Segment]]:
     """Returns groups of neighbouring files of one day that fit into one file together.
 
-    Files of bulk writes are joined among themselves, where none has more than half of the events: each time that an
-    event is written again, its file has grown to the double.
+    Files of bulk writes are joined only with each other, and only if none has more than half of the events. So each
+    time that an event is written again, its file has at least doubled.
     """
     found: list[list[Segment]] = []
     run: list[Segment] = []
@@ -498,7 +498,9 @@ def plan_merges(snap: Snapshot, topic_id: int, trimmed: int, lake: str, file_eve
 
 
 def _kind_of(segment: Segment) -> tuple[str, str, bool, str]:
-    """What segments have in common that may be joined: the lake, the day, filters of the keys, and the columns."""
+    """Returns the values in which segments must agree to be joined: the lake, the day, filters of the keys, and the
+    columns.
+    """
     day = segment.day.rpartition("/")[2]
     if segment.by_reference:
         day = f"date={from_ms(segment.recorded_ms):%Y-%m-%d}"

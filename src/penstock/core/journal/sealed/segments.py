@@ -88,7 +88,7 @@ KEYS_SUFFIX = ".keys"
 
 
 def keys_beside(path: str) -> str:
-    """Returns the path of the filters of the keys of a file that other programs see: they skip it."""
+    """Returns the path of the key filters beside a file that other programs read. Those programs skip this path."""
     folder, _, name = path.rpartition("/")
     return f"{folder}/_{name}{KEYS_SUFFIX}"
 
@@ -183,7 +183,10 @@ class Segment(msgspec.Struct, frozen=True, array_like=True):
     keys: SegmentKeys | None = None
     """The summary of its keys. The keys of other segments are in the index."""
     columns: str = ""
-    """The typed columns of a bulk segment, and of what bulk segments were joined to; the files of others say it."""
+    """The typed columns of a bulk segment, or of a segment that was joined from bulk segments.
+
+    Files of other segments name their typed columns themselves.
+    """
 
     @property
     def by_reference(self) -> bool:
@@ -192,12 +195,12 @@ class Segment(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def filtered(self) -> bool:
-        """True if its events came in bulk writes: its own filters find their keys, and no index does."""
+        """True if its events came in bulk writes: the segment's own filters find their keys, and no index does."""
         return self.by_reference or self.keys is not None
 
     @property
     def keys_path(self) -> str:
-        """The path of the file of its filters, where it has filters."""
+        """The path of the file with its filters, if it has filters."""
         return self.path + KEYS_SUFFIX if self.by_reference else keys_beside(self.path)
 
     def may_hold(self, key: str) -> bool:

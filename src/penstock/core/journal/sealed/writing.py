@@ -113,8 +113,8 @@ def write_segment(
 
     Reads the files back and gives them their final names.
 
-    `change`: what becomes of each block on its way, with the same positions. `filtered`: no index covers the events,
-    and the one file gets filters of the keys.
+    `change` may replace each block on its way by another block with the same positions. With `filtered`, no index
+    covers the events, and the file gets filters of the keys.
     """
     topic = target.topic
     with engine.read() as snap:
