@@ -265,5 +265,6 @@ def test_erase_asks_erases_and_clears_the_files(cli: Cli, url: str) -> None:
     assert "2 events were masked in people" in masked.out
     cli("erase", "people", "--key", "c0", "--yes")
     assert all(b"5ecre7" not in path.read_bytes() for path in Path(url).parent.iterdir())
+    assert "(erased)" in cli("read", "people").out
     assert '"erased-by": "ada"' in cli("show", "people", "2", "--json").out.replace('":"', '": "')
     assert "say which events" in cli("erase", "people", "--yes", code=None).err

@@ -137,7 +137,7 @@ def event_line(event: Event, *, color: bool, topic: bool = False) -> str:
     ]
     if event.key is not None:
         parts.append(paint(f"[{safe(event.key)}]", "yellow", color))
-    parts.append(payload_text(event))
+    parts.append(paint("(erased)", "dim", color) if event.erased else payload_text(event))
     return "  ".join(parts)
 
 

@@ -64,7 +64,7 @@ class PenstockRecorder:
 
     def _stage_events(self, outbox: penstock.Outbox, stored_events: Sequence[StoredEvent]) -> None:
         newest: dict[str, tuple[int, int | None]] = {}
-        """By originator: the position of its newest stored event, and its highest version so far."""
+        """The position of each originator's newest stored event, and its highest version so far."""
         for one in stored_events:
             key = str(one.originator_id)
             if key not in newest:

@@ -16,7 +16,7 @@ from penstock.errors import Denied
 _journals: dict[tuple[int, str, str | None], penstock.Journal] = {}
 _opening = threading.Lock()
 _configured: WeakKeyDictionary[penstock.Journal, dict[str, object]] = WeakKeyDictionary()
-"""By journal and topic: the time to keep states that this process has configured."""
+"""The time to keep states that this process has configured, by journal and topic."""
 
 
 def open_once(url: str, token: str | None = None) -> penstock.Journal:

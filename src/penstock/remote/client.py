@@ -247,9 +247,9 @@ class Client:
             try:
                 answer = self._pool.urlopen(operation.method, target, data, headers, timeout=timeout, redirect=False)
             except HTTPError as error:
-                # A read is repeated once, because a kept connection may have ended just now. A change is not repeated,
-                # because it may have been performed. A request that took too long is not repeated, because it would
-                # take too long again.
+                # A failed request is repeated once, because a kept connection may have ended just now. A change that
+                # was sent is not repeated, because it may have been performed. A request that took too long is not
+                # repeated, because it would take too long again.
                 if (changes and _request.sent) or isinstance(error, TimeoutError | NewConnectionError):
                     raise
                 answer = self._pool.urlopen(operation.method, target, data, headers, timeout=timeout, redirect=False)

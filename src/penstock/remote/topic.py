@@ -216,7 +216,7 @@ def rebuild_served(
         return RebuildReport(0, 0, 0)
     fold: Any = folder_of(projection).fold_events
     states: dict[str | None, list[Any]] = {}
-    """By key: the state, its newest position and its first position."""
+    """The state, its newest position and its first position, by key."""
     done = 0
     events = topic.read(EventQuery(through=through))
     while some := list(islice(events, _EVENTS_AT_ONCE)):

@@ -66,9 +66,9 @@ class Access:
             hosts = () if self._tokens else LOCAL_HOSTS
         self._hosts = frozenset(host.lower() for host in hosts)
         self._sessions: dict[str, OrderedDict[bytes, tuple[Role, float]]] = {}
-        """By token: the hashes of its cookies, each with its role and the time when it ends."""
+        """The cookies of each token: the hash of each cookie, with its role and the time when it ends."""
         self._guesses: OrderedDict[str, tuple[float, set[bytes]]] = OrderedDict()
-        """By address: the time when a minute of wrong tokens began, and the hashes of these tokens."""
+        """The wrong tokens of each address: the time when their minute began, and their hashes."""
         self._proven: OrderedDict[tuple[str, bytes], None] = OrderedDict()
         """Addresses, each with a right token that came from it."""
 

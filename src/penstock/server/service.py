@@ -254,7 +254,7 @@ class Service:
         self.sampler = sampler
         self.buffers = buffers
         self.areas = areas
-        """By url: places in object stores from which the server fetches staged blocks."""
+        """The places in object stores from which the server fetches staged blocks, by url."""
         self.lakes = lakes
         """The places to which history may be sealed: by a lake's public url, its url with the secret options."""
         self.sealing = asyncio.Lock()

@@ -29,7 +29,7 @@ _DIALECTS: Final = {
     "mysql": "mysql",
     "mariadb": "mysql",
 }
-"""By the package of a driver: the database that it connects to."""
+"""The database that a driver connects to, by the driver's package."""
 _AWAITED: Final = ("sqlalchemy.ext.asyncio", "aiosqlite", "asyncpg", "aiomysql", "asyncmy")
 
 

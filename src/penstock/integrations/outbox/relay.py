@@ -56,7 +56,7 @@ log = Log("penstock.outbox")
 
 
 class _Outrun(Exception):
-    """The error that another relay has committed a batch meanwhile."""
+    """The error that is raised when another relay has committed a batch meanwhile."""
 
 
 class Relay:

@@ -20,7 +20,7 @@ _IDS: Final = {
     "sqlite": "INTEGER PRIMARY KEY AUTOINCREMENT",
     "mysql": "BIGINT AUTO_INCREMENT PRIMARY KEY",
 }
-"""By database: the type of the column `id`."""
+"""The type of the column `id`, by database."""
 _ENDS: Final = {"mysql": " ENGINE=InnoDB DEFAULT CHARSET=utf8mb4 COLLATE=utf8mb4_bin"}
 _LONG_TEXT: Final = {"mysql": "LONGTEXT"}
 

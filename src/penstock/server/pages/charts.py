@@ -119,7 +119,7 @@ class Chart(msgspec.Struct):
     draw: Callable[[Rows, Sequence[str]], ChartData]
     stacked: bool = False
     tiles: dict[str, str] = {}
-    """By a line's label: the tile of the page with the line's present value.
+    """The tile with a line's present value, by the line's label.
 
     The tile and the line always show the same value.
     """

@@ -25,11 +25,22 @@ function eventItem(event) {
 
 // ── the inspector ───────────────────────────────────────────────────────────────────────────────────────────────────
 const inspector = $("inspector");
+const narrow = matchMedia("(max-width: 900px)");
 let opener = null;
+
+// On a narrow screen an open sheet covers the page: the parts behind it take no focus and no taps.
+function cover() {
+  const covered = Boolean(inspector) && !inspector.hidden && narrow.matches;
+  for (let part = inspector; part && part !== document.body; part = part.parentElement)
+    for (const other of part.parentElement.children)
+      if (other !== part && !other.matches("header, dialog, script")) other.inert = covered;
+}
+narrow.addEventListener("change", cover);
 
 export function closeInspector() {
   if (!inspector || inspector.hidden) return false;
   inspector.hidden = true;
+  cover();
   document.body.classList.remove("sheet-open");
   document.querySelector(".current")?.classList.remove("current");
   opener?.querySelector("a")?.focus();
@@ -58,8 +69,9 @@ async function show(href) {
   dress(article);
   const fresh = inspector.hidden;
   inspector.hidden = false;
+  cover();
   document.body.classList.add("sheet-open");
-  if (fresh && matchMedia("(max-width: 900px)").matches) inspector.querySelector("h2").focus();
+  if (fresh && narrow.matches) inspector.querySelector("h2").focus();
 }
 
 inspector?.querySelector("[data-close]").addEventListener("click", closeInspector);

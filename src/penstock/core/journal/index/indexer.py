@@ -420,7 +420,7 @@ _ABANDONED_MS = 3_600_000
 
 Change = Callable[[Directory], Directory | None]
 Sources = Mapping[bytes, Sequence[Iterator[IndexRows]]]
-"""By section: the sources of its rows. Each source is sorted, and the sources are in order of their positions."""
+"""The sources of each section's rows. Each source is sorted, and the sources are in order of their positions."""
 
 
 class Building:

@@ -253,7 +253,7 @@ class Seals(msgspec.Struct, frozen=True, array_like=True):
     token: str = ""
     """The token of the newest seal."""
     markers: dict[str, str] = {}
-    """By lake: the token of the last seal that is known to have signed the topic's folder there."""
+    """The token of the last seal that is known to have signed the topic's folder, by lake."""
     unfinished: tuple[tuple[str, str], ...] = ()
     """Lakes and tokens of seals that may have left files without segments."""
     gone: tuple[tuple[str, str], ...] = ()
@@ -261,7 +261,7 @@ class Seals(msgspec.Struct, frozen=True, array_like=True):
     other files.
     """
     tables: dict[str, TableSettings] = {}
-    """By lake: the table that lists its files, and their typed columns."""
+    """The table that lists a lake's files, and their typed columns, by lake."""
     signed: tuple[tuple[str, str, int], ...] = ()
     """Lakes, tokens and times of the newest bulk writes that have signed the topic's folder.
 

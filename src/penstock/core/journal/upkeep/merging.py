@@ -86,7 +86,7 @@ def _put_joined(
     about: RangeRows | None,
     noted: int,
 ) -> bool:
-    """Replaces the parts of a merged block by it, unless they have changed since they were read."""
+    """Puts a merged block in the place of its parts, unless the parts have changed since they were read."""
     first, last = run[0][0], run[-1][0]
     if commit.catalog.reshaped != noted and list(commit.tx.scan(first, last + b"\0")) != run:
         return False
