@@ -356,7 +356,7 @@ class _FailoverWriter:
             self._record(line)
 
     def read_rest(self) -> None:
-        """Returns the rest of a killed process's output, without an incomplete last line."""
+        """Reads the rest of a killed process's output, without an incomplete last line."""
         assert self.process.stdout is not None
         for line in self.process.stdout:
             if line.endswith("\n"):

@@ -748,7 +748,7 @@ def stats(queue: LocalQueue, name: str) -> QueueStats:
 
 
 def stats_of_groups(view: View) -> list[tuple[str, QueueStats, GroupRecord]]:
-    """Yields the statistics of every group that receives messages, with the group's record."""
+    """Returns the statistics of every group that receives messages, with the group's record."""
     groups = [(name, view.group(name)) for name in delivered_groups(view.state)]
     return [(name, _stats(view, group, name), group.record) for name, group in groups]
 

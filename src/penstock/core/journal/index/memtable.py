@@ -120,7 +120,7 @@ class KeptBlocks:
         self._lock = threading.Lock()
 
     def pieces(self, view: TopicView, positions: Iterable[int], committed: int) -> list[tuple[Block, list[int]]]:
-        """Yields the rows at given positions, from kept blocks or else from the store.
+        """Returns the rows at given positions, from kept blocks or else from the store.
 
         Events that compaction removed are left out.
 

@@ -52,7 +52,7 @@ def check_catalog(catalog: str, lake: str) -> None:
 
 
 def open_catalog(catalog: str, owner: Owner) -> closing[Catalog]:
-    """Yields a catalog by its name or uri, or the catalog in a file beside the lake.
+    """Returns a catalog by its name or uri, or the catalog in a file beside the lake.
 
     Its connections close when the block ends.
     """
